@@ -103,6 +103,7 @@ type outCall struct {
 	file   *os.File
 	ready  syscall.RawConn
 	buffer []byte
+	event  lowEvent // of look
 }
 
 // open holds the calls that the host knows.
@@ -148,6 +149,9 @@ func startCall(r *clientRequest) (clientHost, error) {
 	}
 	c.number = answer.status.code
 	open[c] = struct{}{}
+	if c.closed {
+		return nil, errClosed
+	}
 	c.file = os.NewFile(uintptr(clientEvents(c.number)), "tripod:grpc/client")
 	var err error
 	if c.ready, err = c.file.SyscallConn(); err != nil {
@@ -239,10 +243,10 @@ func (c *outCall) look() (e clientEvent, pending bool, err error) {
 	if c.closed {
 		return e, false, errClosed
 	}
-	var low lowEvent
+	low := &c.event
 	saved, savedUsed := scratch, used
 	scratch, used = mine, 0
-	clientNext(c.number, unsafe.Pointer(&low))
+	clientNext(c.number, unsafe.Pointer(low))
 	scratch, used = saved, savedUsed
 	switch low.which {
 	case eventHeader:
@@ -269,8 +273,7 @@ func (c *outCall) take(size uint32) ([]byte, error) {
 		return nil, errClosed
 	}
 	prepared = c.buffer[:size]
-	var message list
-	clientTake(c.number, unsafe.Pointer(&message))
+	clientTake(c.number, unsafe.Pointer(&taken))
 	used, prepared = 0, nil
 	return c.buffer[:size], nil
 }

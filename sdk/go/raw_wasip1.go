@@ -88,6 +88,7 @@ var (
 	scratch  = make([]uint64, 4096)
 	used     uintptr // bytes of scratch
 	prepared []byte  // for the message that take is about to receive
+	taken    list    // the result of take
 	pinned   [][]uint64
 )
 
@@ -113,10 +114,11 @@ func releaseAll() { used, pinned = 0, nil }
 
 // rawCall is the host's side of the current call.
 type rawCall struct {
-	buffer []byte
-	file   *os.File
-	over   bool
-	err    error // the error that receive or send has returned
+	buffer   []byte
+	received lowResult // of look
+	file     *os.File
+	over     bool
+	err      error // the error that receive or send has returned
 }
 
 var errOver = errors.New("the call is over")
@@ -142,7 +144,7 @@ func (c *rawCall) receive(block bool) ([]byte, error) {
 	return c.take(size), nil
 }
 
-// look asks for the size of the next message.
+// look asks for the size of the next message. Nothing may be allocated between the check of over and the host call.
 func (c *rawCall) look(block bool) (size uint32, pending bool, err error) {
 	switch {
 	case c.err != nil:
@@ -150,14 +152,14 @@ func (c *rawCall) look(block bool) (size uint32, pending bool, err error) {
 	case c.over:
 		return 0, false, errClosed
 	}
-	var r lowResult
 	wait := uint32(0)
 	if block {
 		wait = 1
 	}
-	rawReceive(wait, unsafe.Pointer(&r))
+	r := &c.received
+	rawReceive(wait, unsafe.Pointer(r))
 	if r.which != 0 {
-		return 0, false, c.fail(&r)
+		return 0, false, c.fail(r)
 	}
 	switch r.status.code {
 	case receivedEnd:
@@ -168,14 +170,14 @@ func (c *rawCall) look(block bool) (size uint32, pending bool, err error) {
 	return r.status.message.at, false, nil
 }
 
-// take receives the message that look has announced.
+// take receives the message that look has announced. Nothing may be allocated while prepared is set, because another
+// goroutine could use it.
 func (c *rawCall) take(size uint32) []byte {
 	if int(size) > cap(c.buffer) {
 		c.buffer = make([]byte, size)
 	}
 	prepared = c.buffer[:size]
-	var message list
-	rawTake(unsafe.Pointer(&message))
+	rawTake(unsafe.Pointer(&taken))
 	used, prepared = 0, nil
 	return c.buffer[:size]
 }

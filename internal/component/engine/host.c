@@ -73,6 +73,13 @@ static bool drop(tw_inst *i, const tw_hostfn *f, uint32_t handle) {
   return true;
 }
 
+// free_call frees the memory of a call: its arguments, and a large result. The guest has its own copy, and must not make the
+// host keep more than its account counts.
+static void free_call(tw_inst *i, tw_buf *args) {
+  tw_buf_free(args);
+  if (i->scratch.cap > TW_KEPT) tw_buf_free(&i->scratch);
+}
+
 wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n) {
   (void)n;
   const tw_hostfn *f = fn;
@@ -83,7 +90,7 @@ wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *caller, wasmtime_val_raw_
   if (ok) i->allocator = f->allocator;
   if (ok && f->drop) ok = drop(i, f, (uint32_t)v->i32);
   else if (ok) ok = lift_params(i, f->prog, v, &args) && call_go(i, f, &args) && lower_result(i, f->prog, v);
-  tw_buf_free(&args);
+  free_call(i, &args);
   return ok ? NULL : wasmtime_trap_new("ended by the host", 17);
 }
 
@@ -105,7 +112,7 @@ wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *cx, const wasmtime_
     if ((ok = tw_to_val(&s, f->prog->result, &made, &arena))) wasmtime_component_val_clone(&made, out);
   }
   tw_arena_free(arena);
-  tw_buf_free(&args);
+  free_call(i, &args);
   return ok ? NULL : wasmtime_error_new("ended by the host");
 }
 

@@ -24,15 +24,10 @@ func rawOptions() CompileOptions {
 	}
 }
 
-// TestServerModule: a core module with exports and imports of the canonical ABI is called like a component.
-func TestServerModule(t *testing.T) {
-	var body bin
-	body.u8(0x20, 0, 0x10, 0) // twice(parameter)
-	m := coreMod{
-		imports: []coreFn{{module: "tripod:grpc/raw@0.1.0", name: "twice", params: 1, results: 1}},
-		funcs:   []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}},
-	}
-	e, opts := testEngine(t), rawOptions()
+// loadedServer compiles and loads a server, and returns its handle function.
+func loadedServer(t *testing.T, m coreMod, opts CompileOptions) (*Code, *Func) {
+	t.Helper()
+	e := testEngine(t)
 	image, err := e.Compile(t.Context(), m.bytes(), opts)
 	if err != nil {
 		t.Fatal(err)
@@ -41,13 +36,26 @@ func TestServerModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	if c.World() != WorldRaw || c.Component() || c.Path() != PathCore {
-		t.Errorf("World, Component, Path = %v, %v, %v; want raw, false, core", c.World(), c.Component(), c.Path())
-	}
+	t.Cleanup(c.Close)
 	f, err := c.Func(opts.ModuleExports[0])
 	if err != nil {
 		t.Fatal(err)
+	}
+	return c, f
+}
+
+// TestServerModule: a core module with exports and imports of the canonical ABI is called like a component.
+func TestServerModule(t *testing.T) {
+	var body bin
+	body.u8(0x20, 0, 0x10, 0) // twice(parameter)
+	m := coreMod{
+		imports: []coreFn{{module: "tripod:grpc/raw@0.1.0", name: "twice", params: 1, results: 1}},
+		funcs:   []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}},
+	}
+	opts := rawOptions()
+	c, f := loadedServer(t, m, opts)
+	if c.World() != WorldRaw || c.Component() || c.Path() != PathCore {
+		t.Errorf("World, Component, Path = %v, %v, %v; want raw, false, core", c.World(), c.Component(), c.Path())
 	}
 	if out, err := instance(t, c, InstanceOptions{}).Call(t.Context(), f, u32s(21), nil); err != nil || string(out) != string(u32s(42)) {
 		t.Errorf("handle(21) = %x, %v; want 42", out, err)
@@ -73,19 +81,7 @@ func TestServerModuleResources(t *testing.T) {
 		Call: func(*HostCall, []byte) ([]byte, error) { made++; return u32s(41 + made), nil },
 	})
 	opts.ModuleHost.Resources = []HostResource{{Interface: iface, Name: "thing", Drop: func(_ any, rep uint32) { dropped = rep }}}
-	image, err := e.Compile(t.Context(), m.bytes(), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := e.Load(image, opts.ModuleHost)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	f, err := c.Func(opts.ModuleExports[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	c, f := loadedServer(t, m, opts)
 	if _, err := instance(t, c, InstanceOptions{}).Call(t.Context(), f, u32s(1), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -95,6 +91,31 @@ func TestServerModuleResources(t *testing.T) {
 	opts.ModuleHost.Resources = nil
 	if _, err := e.Compile(t.Context(), m.bytes(), opts); err == nil || !strings.Contains(err.Error(), "thing") {
 		t.Errorf("a resource that the host does not have: %v", err)
+	}
+}
+
+// TestLargeResultIsFreed: an instance does not keep the memory of a host function's large result.
+func TestLargeResultIsFreed(t *testing.T) {
+	const iface, kept = "tripod:grpc/raw@0.1.0", 64 << 10
+	var body bin
+	body.i32(64).u8(0x10, 0).i32(68).u8(0x28, 2, 0) // the length of blob's result
+	m := coreMod{
+		imports: []coreFn{{module: iface, name: "blob", params: 1}},
+		funcs:   []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}},
+	}
+	opts, size := rawOptions(), 0
+	opts.ModuleHost.Funcs = append(opts.ModuleHost.Funcs, HostFunc{Interface: iface, Name: "blob", Result: tBytes,
+		Call: func(*HostCall, []byte) ([]byte, error) { return wit.AppendBytes(nil, make([]byte, size)), nil },
+	})
+	c, f := loadedServer(t, m, opts)
+	i := instance(t, c, InstanceOptions{})
+	for _, size = range []int{10, 16 * kept, 10} {
+		if out, err := i.Call(t.Context(), f, u32s(0), nil); err != nil || string(out) != string(u32s(uint32(size))) {
+			t.Fatalf("handle = %x, %v; want %d", out, err, size)
+		}
+		if n := int(i.c.scratch.cap); n > kept {
+			t.Errorf("the instance keeps %d bytes", n)
+		}
 	}
 }
 

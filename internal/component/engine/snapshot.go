@@ -195,22 +195,28 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 // mappedModule compiles a core module and loads it from a file in memory. wasmtime maps its data from there into each
 // instance; without the file it would keep two copies.
 func mappedModule(engine *C.wasm_engine_t, wasm []byte) (*C.wasmtime_module_t, error) {
-	code, err := compiled(engine, wasm)
+	m, err := newModule(engine, wasm)
 	if err != nil {
 		return nil, err
 	}
+	var code C.wasm_byte_vec_t
+	err = failure(C.wasmtime_module_serialize(m, &code))
+	C.wasmtime_module_delete(m)
+	if err != nil {
+		return nil, fmt.Errorf("serialize the snapshot: %w", err)
+	}
+	defer C.wasm_byte_vec_delete(&code)
 	fd, err := unix.MemfdCreate("snapshot", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("snapshot: %w: %w", err, errdefs.ErrResourceExhausted)
 	}
 	file := os.NewFile(uintptr(fd), "snapshot")
 	defer file.Close() // the mapping stays
-	if _, err := file.Write(code); err != nil {
+	if _, err := file.Write(unsafe.Slice((*byte)(unsafe.Pointer(code.data)), int(code.size))); err != nil {
 		return nil, fmt.Errorf("snapshot: %w: %w", err, errdefs.ErrResourceExhausted)
 	}
 	path, free := cString(fmt.Sprintf("/proc/self/fd/%d", fd))
 	defer free()
-	var m *C.wasmtime_module_t
 	if err := failure(C.wasmtime_module_deserialize_file(engine, path, &m)); err != nil {
 		return nil, fmt.Errorf("load the snapshot: %w", err)
 	}

@@ -1,12 +1,14 @@
 // The C half of the engine: everything that must happen within one crossing from Go, and on the guest's thread.
 //
-//	tick.c   clocks, the epoch ticker, accounts, and the work of a guest's thread at a tick
-//	prog.c   type tables (wit.Program), the check of flat values
-//	abi.c    core path: the canonical ABI on linear memory, handles
-//	dyn.c    component path: conversion between flat values and wasmtime's dynamic values
-//	p1.c     WASI preview 1, with p1poll.c; p1channel.c for channels, p1pass.c for directories and files
-//	host.c   calls of host functions, on both paths
-//	inst.c   stores and instances, calls, the configuration of WASI
+//	tick.c      clocks, the epoch ticker, accounts, and the work of a guest's thread at a tick
+//	prog.c      type tables (wit.Program), the check of flat values
+//	abi.c       core path: the canonical ABI on linear memory, handles
+//	dyn.c       component path: conversion between flat values and wasmtime's dynamic values
+//	p1.c        WASI preview 1, with p1poll.c; p1channel.c for channels, p1pass.c for directories and files
+//	host.c      calls of host functions, on both paths
+//	inst.c      stores and instances, calls, the configuration of WASI
+//	plan.c      core path: instances of several core modules
+//	snapshot.c  core path: guests whose memory is detached from their code, and their snapshots
 #ifndef TW_H
 #define TW_H
 #include "capi.h"
@@ -264,6 +266,8 @@ bool tw_from_val(tw_inst *, const tw_prog *, uint32_t node, const wasmtime_compo
 
 // ---- host functions (host.c) ----
 
+enum { TW_KEPT = 64 << 10 }; // bytes of the largest result whose memory an instance keeps for the next call
+
 typedef struct {
   uint32_t index;    // among the host's functions; with drop, among its resources
   bool drop;         // [resource-drop]
@@ -318,12 +322,13 @@ const wasmtime_func_t *tw_allocator_of(tw_inst *); // for the current function, 
 
 // ---- stores, instances, calls (inst.c) ----
 
-// tw_detached is a module whose memory is another module's (wasmbin.Detach).
+// tw_import is the name of an import.
 typedef struct {
   const char *module, *name;
   size_t module_size, name_size;
 } tw_import;
 
+// tw_detached is a module whose memory is another module's (wasmbin.Detach).
 typedef struct {
   const wasmtime_module_t *module, *memory; // memory: with the initial data
   const wasmtime_linker_t *linker;          // of the functions that it imports

@@ -70,7 +70,7 @@ func (c *configCall) get(key string) (string, error) {
 		return "", errNoValue
 	}
 	for _, path := range c.options.Config.Volumes {
-		value, err := inVolume(path, func(files *os.Root) (string, error) { return c.read(files, key) })
+		value, err := inVolume(c, path, func(files *os.Root) (string, error) { return c.read(files, key) })
 		if !errors.Is(err, errNoValue) {
 			return value, err
 		}
@@ -99,7 +99,7 @@ func (c *configCall) all() (map[string]string, error) {
 		}
 	}
 	for _, path := range c.options.Config.Volumes {
-		values, err := inVolume(path, c.readAll)
+		values, err := inVolume(c, path, c.readAll)
 		if err != nil {
 			return nil, err
 		}
@@ -114,19 +114,21 @@ func (c *configCall) all() (map[string]string, error) {
 
 // inVolume calls read with the directory of a volume's files. If the volume changes while it is read, the files of the
 // previous version can be missing, so inVolume begins again.
-func inVolume[T any](path string, read func(files *os.Root) (T, error)) (T, error) {
+func inVolume[T any](c *configCall, path string, read func(files *os.Root) (T, error)) (T, error) {
 	var none T
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return none, err
 	}
 	defer root.Close()
+	held := c.held
 	for range maxSwaps {
 		version, _ := root.Readlink(dataLink) // "" if there is no link
 		result, err := below(root, version, read)
 		if now, _ := root.Readlink(dataLink); now == version {
 			return result, err
 		}
+		c.releaseTo(held)
 	}
 	return none, errConfigSwaps
 }

@@ -207,6 +207,22 @@ func TestConfigWhileItChanges(t *testing.T) {
 	}
 }
 
+// TestConfigReadAgain: what was read of previous versions does not count.
+func TestConfigReadAgain(t *testing.T) {
+	volume, n := t.TempDir(), 0
+	publish(t, volume, "0", nil)
+	c := &configCall{holding{Call: &Call{State: NewState(Options{})}}}
+	_, err := inVolume(c, volume, func(*os.Root) (string, error) {
+		if n++; n < maxSwaps {
+			publish(t, volume, fmt.Sprint(n), nil)
+		}
+		return "", c.hold(maxHeld / 4)
+	})
+	if err != nil || n != maxSwaps || c.held != maxHeld/2 {
+		t.Errorf("after %d times %d bytes are held, error %v; want %d times and %d bytes", n, c.held, err, maxSwaps, maxHeld/2)
+	}
+}
+
 func TestLogging(t *testing.T) {
 	var got []string
 	g := newGuest(t, Options{Log: func(entry []byte) { got = append(got, string(entry)) }})

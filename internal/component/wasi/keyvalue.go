@@ -104,7 +104,13 @@ func (h *holding) hold(n int) error {
 	return nil
 }
 
-func (h *holding) release() { h.Call.Hold(-h.held) }
+func (h *holding) release() { h.releaseTo(0) }
+
+// releaseTo makes only the first n bytes count.
+func (h *holding) releaseTo(n int) {
+	h.Call.Hold(n - h.held)
+	h.held = n
+}
 
 // onStore makes a function from one that writes its ok result. If do returns an error, the result is that error; only an
 // error of the host itself ends the guest's call.

@@ -3,13 +3,14 @@ package wasmbin
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // Names that Detach adds to a module.
 const (
 	// A detached module imports its memory as MemoryExport of the module memoryModule. MemoryExport is also the only export
-	// of the modules that WithData makes.
+	// of the modules that MemoryModule makes.
 	memoryModule = "tripod:memory"
 	MemoryExport = "memory"
 	// GlobalExport and TableExport, followed by the index among the mutable globals or the tables (from 0), name the
@@ -69,16 +70,19 @@ func Detach(module []byte) (d *Detached, reason string, err error) {
 func MemoryModule(min, max uint64, data []Data) []byte {
 	out := appendSection([]byte(ModuleHeader), moduleMemories, append([]byte{1}, memoryType(min, max)...))
 	out = appendSection(out, moduleExports, append(appendName([]byte{1}, MemoryExport), byte(Memory), 0))
-	size := 0
-	for _, d := range data {
-		size += len(d.Bytes) + 2 + 3*maxLEB
+	heads, count := make([][]byte, len(data)), binary.AppendUvarint(nil, uint64(len(data)))
+	size := len(count)
+	for k, d := range data {
+		head := append(appendSigned([]byte{0, opI32Const}, int64(int32(d.Offset))), opEnd)
+		heads[k] = binary.AppendUvarint(head, uint64(len(d.Bytes)))
+		size += len(heads[k]) + len(d.Bytes)
 	}
-	body := binary.AppendUvarint(make([]byte, 0, size), uint64(len(data)))
-	for _, d := range data {
-		body = append(appendSigned(append(body, 0, opI32Const), int64(int32(d.Offset))), opEnd)
-		body = append(binary.AppendUvarint(body, uint64(len(d.Bytes))), d.Bytes...)
+	out = slices.Grow(out, 1+maxLEB+size) // the data can be large, so it is copied once
+	out = append(binary.AppendUvarint(append(out, moduleData), uint64(size)), count...)
+	for k, d := range data {
+		out = append(append(out, heads[k]...), d.Bytes...)
 	}
-	return appendSection(out, moduleData, body)
+	return out
 }
 
 // memoryType encodes the type of a memory (5.3.9): a flag whether there is a maximum, and the sizes in pages.

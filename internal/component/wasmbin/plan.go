@@ -64,7 +64,7 @@ type Lift struct {
 const (
 	maxComponents = 32
 	maxSteps      = 32
-	maxItems      = 100_000 // definitions in all components
+	maxItems      = 100_000 // definitions in all components, and imports of all core instances
 )
 
 // errPlan is an error that names why there is no Plan for a component.
@@ -186,7 +186,7 @@ func (p *planner) instantiate(c closure, args map[string]item) (map[string]item,
 
 func (p *planner) count(n int) error {
 	if n > maxItems-p.items {
-		return unplanned("the component has more than %d definitions", maxItems)
+		return unplanned("the component has more than %d definitions and imports of core instances", maxItems)
 	}
 	p.items += n
 	return nil
@@ -485,8 +485,12 @@ func (p *planner) step(s *scope, module int, args map[string]coreInstance) error
 	if len(p.Steps) == maxSteps {
 		return unplanned("the component has more than %d core instances", maxSteps)
 	}
+	imports := p.Modules[module].Imports
+	if err := p.count(len(imports)); err != nil {
+		return err
+	}
 	step := Step{Module: module}
-	for _, i := range p.Modules[module].Imports {
+	for _, i := range imports {
 		from, ok := args[i.Module]
 		if !ok {
 			return unplanned("nothing is passed for the import %s of a core module", i.Module)

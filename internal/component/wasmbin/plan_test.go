@@ -51,7 +51,12 @@ func TestNoPlan(t *testing.T) {
 	for range 20 {
 		bomb = sec4(componentHead+bomb) + sec(5, "\x02\x00\x00\x00\x00\x00\x00")
 	}
+	// A module with 5000 imports, and 20 instances of it.
+	imports := append([]byte("\x88\x27"), strings.Repeat("\x00\x01f\x00\x00", 5000)...)
+	wide := started + string(appendSection(nil, 1, appendSection([]byte(moduleHead+sec(1, "\x01\x60\x00\x00")), moduleImports, imports)))
+	wide += sec(2, "\x14"+strings.Repeat("\x00\x01\x01\x00\x12\x00", 20))
 	for name, c := range map[string]struct{ text, why string }{
+		"a bomb of imports":          {wide, "more than 100000 definitions and imports"},
 		"a bomb of instances":        {bomb, "more than 32 instances of components"},
 		"a bomb of definitions":      {sec(7, "\xff\xff\xff\xff\x0f"), "more than 100000 definitions"},
 		"many core instances":        {module + sec(2, "\x21"+strings.Repeat("\x00\x00\x00", 33)), "more than 32 core instances"},

@@ -110,7 +110,7 @@ func (p *Plan) prune() {
 	if p.Memory != nil {
 		need(*p.Memory)
 	}
-	for k := len(p.Steps) - 1; k >= 0; k-- { // steps refer to earlier ones, and to later ones only as allocators
+	for k := len(p.Steps) - 1; k >= 0; k-- { // steps refer only to earlier ones
 		needed[k] = needed[k] || !p.harmless(p.Steps[k])
 		for _, i := range p.Steps[k].Imports {
 			if needed[k] {

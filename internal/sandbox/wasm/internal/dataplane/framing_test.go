@@ -291,6 +291,29 @@ func TestMetadataRules(t *testing.T) {
 	}
 }
 
+// TestMetadataLists: a list in a header does not become many times as large as the header.
+func TestMetadataLists(t *testing.T) {
+	for what, header := range map[string]http.Header{
+		"a long key": {strings.Repeat("K", 30<<10) + "-Bin": {strings.Repeat("AQ,", 10<<10)}},
+		"no values":  {"X-Bin": {strings.Repeat(",", 60<<10)}},
+		"two fields": {"X-Bin": {strings.Repeat("AQ,", 500)}, "Y-Bin": {strings.Repeat("AQ,", 500)}},
+	} {
+		size := 0
+		for k, v := range Metadata(header) {
+			if size += len(k) + len(v) + valueCost; size > 2*maxListed {
+				t.Fatalf("%s: Metadata yields more than %d bytes", what, 2*maxListed)
+			}
+		}
+	}
+	n := 0
+	for range Metadata(http.Header{"X-Bin": {strings.Repeat("AQ,", 60<<10), "AQ"}, "Y": {"a,b"}}) {
+		n++
+	}
+	if n != 2 {
+		t.Errorf("Metadata yields %d values beside a list that is too long, want 2", n)
+	}
+}
+
 // FuzzReceive checks that arbitrary bytes do not make Receive panic or return more than the limit.
 func FuzzReceive(f *testing.F) {
 	message, _ := proto.Marshal(&pb.SimpleRequest{Payload: payload(10)})

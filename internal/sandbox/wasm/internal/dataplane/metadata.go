@@ -35,22 +35,51 @@ func hasMetadata(header http.Header) bool {
 	return false
 }
 
+// Limits of the lists in a header's "-bin" fields. The other side writes a key once for a list, but each of the list's
+// values has the key, so a header of 64 KiB could become a gigabyte.
+const (
+	// maxListed bounds the memory of all values in lists, in bytes, besides the values themselves.
+	maxListed = 64 << 10
+	// valueCost is the memory of a value besides itself and its key, in bytes.
+	valueCost = 64
+)
+
 // Metadata returns a request's header as gRPC metadata. Keys are in lower case, and the values of "-bin" keys are
-// decoded. Metadata omits reserved fields (content-type, te, grpc-timeout …) and "-bin" values that are not base64.
+// decoded. Metadata omits reserved fields (content-type, te, grpc-timeout …), "-bin" values that are not base64, and all
+// "-bin" lists if they exceed maxListed.
 func Metadata(header http.Header) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
+		lists := listed(header) <= maxListed
 		for name, values := range header {
 			if isReserved(name) {
 				continue
 			}
 			key := strings.ToLower(name)
 			for _, v := range values {
+				if !lists && isList(key, v) {
+					continue
+				}
 				if !yieldValues(key, v, yield) {
 					return
 				}
 			}
 		}
 	}
+}
+
+// isList reports whether the value of a header field is a list. The key is in lower case.
+func isList(key, v string) bool { return strings.HasSuffix(key, "-bin") && strings.Contains(v, ",") }
+
+// listed returns the memory of all values in lists, in bytes, besides the values themselves.
+func listed(header http.Header) (n int) {
+	for name, values := range header {
+		for _, v := range values {
+			if key := strings.ToLower(name); isList(key, v) {
+				n += (strings.Count(v, ",") + 1) * (len(key) + valueCost)
+			}
+		}
+	}
+	return n
 }
 
 // yieldValues yields the value of one header field. For a "-bin" field it can yield several values, because the field

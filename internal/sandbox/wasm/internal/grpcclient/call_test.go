@@ -305,12 +305,12 @@ func TestDuplex(t *testing.T) {
 
 // TestEnds: a call ends with the right status for each way in which a call can end early.
 func TestEnds(t *testing.T) {
+	_, address := serve(t, &service{})
+	c := newGuest(t, "http://"+address).start(t.Context(), "FullDuplexCall", func(r *Request) { r.Timeout = 50 * time.Millisecond })
+	c.wantCode(codes.DeadlineExceeded, "")
 	began := make(chan struct{}, 1)
 	server, address := serve(t, &service{began: began})
 	g := newGuest(t, "http://"+address)
-	c := g.start(t.Context(), "FullDuplexCall", func(r *Request) { r.Timeout = 50 * time.Millisecond })
-	c.wantCode(codes.DeadlineExceeded, "")
-	<-began
 	ctx, cancel := context.WithCancel(t.Context())
 	c = g.start(ctx, "FullDuplexCall")
 	<-began

@@ -164,7 +164,11 @@ func (c *conn) begin(ctx context.Context, a Address) error {
 		if a.User != "" {
 			args = [][]byte{[]byte(a.User), []byte(a.Password)}
 		}
-		if _, err := c.do(ctx, small, "AUTH", args...); err != nil {
+		_, err := c.do(ctx, small, "AUTH", args...)
+		if e, ok := errors.AsType[serverError](err); ok {
+			return e.class() // the rest can repeat the password
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -212,6 +212,15 @@ func TestAuthentication(t *testing.T) {
 	require.ErrorContains(t, err, "DB index is out of range")
 }
 
+// TestPasswordInError: a server that does not know AUTH repeats its arguments, but the guest's error does not.
+func TestPasswordInError(t *testing.T) {
+	socket, _ := server(t, "--rename-command", "AUTH", "")
+	c, _ := client(t, socket, Address{Password: "secret"})
+	_, err := c.Exists(t.Context(), "k")
+	require.ErrorContains(t, err, "the server says: ERR")
+	require.NotContains(t, err.Error(), "secret")
+}
+
 // scripted returns a client of a server that answers each command with the same bytes, and then with nothing.
 func scripted(t *testing.T, answer string) *Client {
 	return New(Address{}, func(context.Context) (net.Conn, error) {
@@ -237,6 +246,7 @@ func TestHostileServer(t *testing.T) {
 	nested := strings.Repeat("*1\r\n", maxDepth+1) + ":1\r\n"
 	for answer, want := range map[string]error{
 		fmt.Sprintf("$%d\r\n", maxReply+1): errTooLarge, "$9223372036854775807\r\n": errTooLarge,
+		"*1500\r\n" + strings.Repeat("+"+strings.Repeat("x", 4000)+"\r\n", 1500): errTooLarge,
 		"*1000000000\r\n": errTooLarge, fmt.Sprintf("*2\r\n*%d\r\n", maxElements): errTooLarge,
 		"$-2\r\n": errProtocol, "$x\r\n": errProtocol, "$99999999999999999999\r\n": errProtocol, "\r\n": errProtocol, "x\r\n": errProtocol,
 		"$1\r\nabc": errProtocol, nested: errProtocol, "*1\r\n-ERR\r\n": errProtocol, strings.Repeat("+", 5000) + "\r\n": errProtocol,
@@ -262,6 +272,9 @@ func TestHold(t *testing.T) {
 	_, err := scripted(t, "$1000\r\n").Get(t.Context(), func(n int) error { held = n; return full }, "k")
 	require.ErrorIs(t, err, full)
 	require.Equal(t, 1000, held)
+	_, err = scripted(t, "+123456789\r\n").Get(t.Context(), func(n int) error { held = n; return full }, "k")
+	require.ErrorIs(t, err, full)
+	require.Equal(t, 9, held)
 }
 
 // TestCancelled: a command ends with its context.

@@ -40,9 +40,15 @@ type serverError string
 
 func (e serverError) Error() string { return "the server says: " + string(e) }
 
+// class returns the error without its text: only the first word.
+func (e serverError) class() serverError {
+	word, _, _ := strings.Cut(string(e), " ")
+	return serverError(word)
+}
+
 // Is makes refusals errdefs.ErrPermissionDenied.
 func (e serverError) Is(target error) bool {
-	code, _, _ := strings.Cut(string(e), " ")
+	code := e.class()
 	return target == errdefs.ErrPermissionDenied && (code == "NOAUTH" || code == "WRONGPASS" || code == "NOPERM")
 }
 
@@ -93,6 +99,9 @@ func (r *reader) read(depth int) (reply, error) {
 	kind, rest := line[0], string(line[1:len(line)-2])
 	switch kind {
 	case '+':
+		if err := r.take(len(rest)); err != nil {
+			return reply{}, err
+		}
 		return reply{text: []byte(rest)}, nil
 	case '-':
 		return reply{}, serverError(strings.ToValidUTF8(rest, "\uFFFD"))
@@ -111,15 +120,20 @@ func (r *reader) read(depth int) (reply, error) {
 	return reply{}, errProtocol
 }
 
+// take counts a string of n bytes before it is stored.
+func (r *reader) take(n int) error {
+	if n > maxReply-r.bytes {
+		return errTooLarge
+	}
+	r.bytes += n
+	return r.hold(n)
+}
+
 func (r *reader) text(n int64) (reply, error) {
 	if n < 0 {
 		return reply{}, nil
 	}
-	if n > int64(maxReply-r.bytes) {
-		return reply{}, errTooLarge
-	}
-	r.bytes += int(n)
-	if err := r.hold(int(n)); err != nil {
+	if err := r.take(int(n)); err != nil {
 		return reply{}, err
 	}
 	text := make([]byte, n+2)

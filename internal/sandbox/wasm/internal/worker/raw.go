@@ -205,9 +205,9 @@ func rawTake(hc *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
 	if !in.full || in.err != nil {
 		return nil, errors.New("take was called without a message that receive announced")
 	}
-	c.reply = wit.AppendBytes(c.reply[:0], in.message)
+	reply := keep(&c.reply, wit.AppendBytes(c.reply[:0], in.message))
 	in.message, in.full = nil, false
-	return c.reply, nil
+	return reply, nil
 }
 
 // rawSend implements send: func(message: list<u8>) -> result<_, status>.

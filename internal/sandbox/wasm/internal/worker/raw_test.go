@@ -238,6 +238,17 @@ func TestRawC(t *testing.T) {
 	}
 }
 
+// TestLargeMessageIsFreed: an instance that is reused does not keep the memory of a large message.
+func TestLargeMessageIsFreed(t *testing.T) {
+	s := rawServer(t, examples+"raw-c/raw-c.wasm", workerapi.Limits{Reuse: true}, 0)
+	for _, n := range []int{1, maxKept} {
+		c := &streamCall{messages: [][]byte{bytes.Repeat([]byte{8, 1}, n)}}
+		require.NoError(t, s.Invoke(t.Context(), s.methodOf(t, "/sum.v1.Sums/Running"), c))
+		require.Len(t, c.sent, 1)
+		require.LessOrEqual(t, cap(s.pool.idle[0].call.reply), maxKept)
+	}
+}
+
 // streamCall is a call without a network.
 type streamCall struct {
 	oneCall

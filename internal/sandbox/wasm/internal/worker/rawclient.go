@@ -125,20 +125,20 @@ func clientSend(_ *engine.HostCall, c *grpcCall, to *grpcclient.Call, in *wit.Re
 // clientNext implements next: func(call: u32) -> event.
 func clientNext(_ *engine.HostCall, c *grpcCall, to *grpcclient.Call, _ *wit.Reader) ([]byte, error) {
 	e := to.Next()
-	c.reply = wit.AppendCase(c.reply[:0], int(e.Kind))
+	reply := wit.AppendCase(c.reply[:0], int(e.Kind))
 	switch e.Kind {
 	case grpcclient.Header:
-		c.reply = appendMetadata(c.reply, e.Metadata)
+		reply = appendMetadata(reply, e.Metadata)
 	case grpcclient.Message:
-		c.reply = wit.AppendU32(c.reply, uint32(e.Size))
+		reply = wit.AppendU32(reply, uint32(e.Size))
 	case grpcclient.End:
-		c.reply = wit.AppendOption(c.reply, e.Status != nil)
+		reply = wit.AppendOption(reply, e.Status != nil)
 		if e.Status != nil {
-			c.reply = protowit.AppendStatus(c.reply, rawStatus(e.Status))
+			reply = protowit.AppendStatus(reply, rawStatus(e.Status))
 		}
-		c.reply = appendMetadata(c.reply, e.Metadata)
+		reply = appendMetadata(reply, e.Metadata)
 	}
-	return c.reply, nil
+	return keep(&c.reply, reply), nil
 }
 
 // appendMetadata appends a list<entry>.
@@ -161,8 +161,7 @@ func clientTake(hc *engine.HostCall, c *grpcCall, to *grpcclient.Call, _ *wit.Re
 	if !ok {
 		return nil, errors.New("take was called without a message that next announced")
 	}
-	c.reply = wit.AppendBytes(c.reply[:0], message)
-	return c.reply, nil
+	return keep(&c.reply, wit.AppendBytes(c.reply[:0], message)), nil
 }
 
 // clientEvents implements events: func(call: u32) -> u32.

@@ -24,9 +24,10 @@ const (
 	// failures are final.
 	snapshotRetry = 10 * time.Second
 	// snapshotPatience is how long the initialization of a guest can take, at most half of the time of a request, so that
-	// the request can do without. After snapshotTimeouts attempts that took longer there are no others.
+	// the request can do without. After snapshotAttempts that took longer, or needed more memory than the pod's other
+	// instances had left, there are no others.
 	snapshotPatience = 10 * time.Second
-	snapshotTimeouts = 3
+	snapshotAttempts = 3
 )
 
 // snapshotter makes and keeps the snapshot from which a pod's instances begin. The first request makes it in its own
@@ -42,7 +43,7 @@ type snapshotter struct {
 	making   bool
 	reason   string    // why the last attempt failed
 	final    bool      // there will be none
-	timeouts int       // number of attempts that took too long
+	attempts int       // that took too long or too much memory
 	retry    time.Time // no attempt before
 	used     time.Time
 	timer    *time.Timer // runs while there is a snapshot
@@ -100,13 +101,14 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 	defer s.mu.Unlock()
 	s.making = false
 	s.reason, s.retry = shorten(err.Error()), time.Now().Add(snapshotRetry)
-	if errors.Is(err, errSlow) {
-		s.timeouts++
+	tooMuch := errors.Is(err, errSlow) || errors.Is(err, engine.ErrMemory)
+	if tooMuch {
+		s.attempts++
 	}
 	switch {
-	case ctx.Err() != nil, errors.Is(err, errSlow) && s.timeouts < snapshotTimeouts:
+	case ctx.Err() != nil, tooMuch && s.attempts < snapshotAttempts:
 		return
-	case errdefs.IsResourceExhausted(err) && !errors.Is(err, engine.ErrMemory):
+	case errdefs.IsResourceExhausted(err) && !tooMuch:
 		return
 	}
 	s.final = true
@@ -124,7 +126,12 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 	if r.Case(2) != resultOK {
 		return nil, fmt.Errorf("%s: %w", shorten(r.String()), errdefs.ErrFailedPrecondition)
 	}
+	one := s.pod.worker.capturing
+	if one.Acquire(ctx, 1) != nil {
+		return nil, fmt.Errorf("the worker makes the snapshots of other pods: %w", errdefs.ErrResourceExhausted)
+	}
 	snapshot, err := g.Capture(r.U32(), mode == workerapi.SnapshotAlways, maxSnapshot)
+	one.Release(1)
 	if err != nil {
 		return nil, err
 	}

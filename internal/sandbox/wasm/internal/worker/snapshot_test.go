@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -112,8 +113,8 @@ func TestSnapshotRefused(t *testing.T) {
 func TestSnapshotIsPatient(t *testing.T) {
 	s := snapshotServer(t, "loop", workerapi.Limits{RequestTimeout: time.Minute})
 	s.pod.snapshots.patience = 50 * time.Millisecond
-	for n := range snapshotTimeouts + 1 {
-		require.Equal(t, n == snapshotTimeouts, s.pod.snapshots.final)
+	for n := range snapshotAttempts + 1 {
+		require.Equal(t, n == snapshotAttempts, s.pod.snapshots.final)
 		s.pod.snapshots.retry = time.Time{}
 		require.Contains(t, asked(t, s), "0 initialized")
 	}
@@ -138,6 +139,44 @@ func TestSnapshotIsBounded(t *testing.T) {
 	require.Contains(t, s.pod.snapshots.state().Reason, "hold for the pod")
 	require.Zero(t, s.pod.account.Held(engine.HeldBytes))
 	require.Contains(t, asked(t, s), "0 initialized", "without another attempt at once")
+}
+
+// TestSnapshotsOneByOne checks that a pod waits until its worker has made the snapshot of another one.
+func TestSnapshotsOneByOne(t *testing.T) {
+	s := snapshotServer(t, "", workerapi.Limits{RequestTimeout: time.Hour})
+	s.pod.snapshots.patience = soon
+	require.True(t, s.pod.worker.capturing.TryAcquire(1))
+	answered := make(chan string, 1)
+	go func() {
+		c := &streamCall{one: true}
+		if err := s.Invoke(t.Context(), s.methodOf(t, "/sum.v1.Sums/Add"), c); err != nil {
+			t.Error(err)
+		}
+		answered <- string(bytes.Join(c.sent, nil))
+	}()
+	select {
+	case answer := <-answered:
+		t.Fatalf("answered while another snapshot was made: %s", answer)
+	case <-time.After(100 * time.Millisecond):
+		require.Zero(t, s.pod.snapshots.state().Bytes)
+	}
+	s.pod.worker.capturing.Release(1)
+	require.Contains(t, <-answered, "1 initialized")
+	require.Positive(t, s.pod.snapshots.state().Bytes)
+	require.True(t, s.pod.worker.capturing.TryAcquire(1), "the next one can begin")
+}
+
+// TestSnapshotWithoutMemory checks that a pod whose other instances use its memory gets a snapshot later, but does not try
+// forever.
+func TestSnapshotWithoutMemory(t *testing.T) {
+	s := snapshotServer(t, "memory", workerapi.Limits{RequestTimeout: time.Hour})
+	s.pod.snapshots.patience = soon
+	for n := range snapshotAttempts + 1 {
+		require.Equal(t, n == snapshotAttempts, s.pod.snapshots.final)
+		s.pod.snapshots.retry = time.Time{}
+		require.Contains(t, asked(t, s), "0 initialized")
+	}
+	require.Contains(t, s.pod.snapshots.state().Reason, "out of memory")
 }
 
 // TestSnapshotOfImpatientClient checks that a client that gives up during the initialization does not decide for others.

@@ -62,6 +62,17 @@ func (c *grpcCall) WASI() *wasi.State { return c.state }
 
 func (c *grpcCall) end() { c.call = nil }
 
+// maxKept is the size, in bytes, of the largest message or result whose memory is kept for the next one.
+const maxKept = 64 << 10
+
+// keep keeps the memory of b in a buffer of the call, unless it is large, and returns b.
+func keep(buffer *[]byte, b []byte) []byte {
+	if *buffer = b; cap(b) > maxKept {
+		*buffer = nil
+	}
+	return b
+}
+
 // responseHost returns WASI and the functions for response metadata.
 func responseHost() engine.Host {
 	host := wasihttp.Host()
@@ -156,8 +167,7 @@ func next(m *protowit.Message) hostFunc {
 			c.status = badMessage(err)
 			return c.fail(c.status), nil
 		}
-		c.reply = reply
-		return reply, nil
+		return keep(&c.reply, reply), nil
 	}
 }
 
@@ -172,8 +182,8 @@ func send(m *protowit.Message) hostFunc {
 		if err != nil {
 			return nil, fmt.Errorf("message of the response stream: %w", err)
 		}
-		c.out, c.sent = out, true
-		if err := c.call.Send(out); err != nil {
+		c.sent = true
+		if err := c.call.Send(keep(&c.out, out)); err != nil {
 			return c.fail(err), nil
 		}
 		return wit.AppendCase(c.reply[:0], resultOK), nil
@@ -190,6 +200,5 @@ func (c *grpcCall) fail(err error) []byte {
 	if st.Code != codes.Canceled && c.status == nil {
 		c.status = st
 	}
-	c.reply = protowit.AppendStatus(wit.AppendCase(c.reply[:0], resultErr), &protowit.Status{Code: uint32(st.Code), Message: st.Message, Details: st.Details})
-	return c.reply
+	return keep(&c.reply, protowit.AppendStatus(wit.AppendCase(c.reply[:0], resultErr), rawStatus(st)))
 }

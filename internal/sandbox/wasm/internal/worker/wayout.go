@@ -33,6 +33,9 @@ const (
 	idleConnTime   = 30 * time.Second
 	handshakeTime  = 30 * time.Second
 	continueTime   = time.Second
+	// stuckTime is how long a server can read nothing from an HTTP/2 connection while there are bytes for it. After that
+	// the connection is closed. Its calls cannot end before, because they wait for their turn to write.
+	stuckTime = 15 * time.Second
 	// maxAnswerHeader bounds the header of a response, in bytes. The worker reads the header before it is counted, and
 	// small fields need thirty times as much memory.
 	maxAnswerHeader = 64 << 10
@@ -155,7 +158,7 @@ func (o *wayOut) transport(config *tls.Config) *http.Transport {
 		MaxIdleConns: maxIdleConns, MaxIdleConnsPerHost: maxIdlePerHost, IdleConnTimeout: idleConnTime,
 		TLSHandshakeTimeout: handshakeTime, ExpectContinueTimeout: continueTime,
 		MaxResponseHeaderBytes: maxAnswerHeader, ReadBufferSize: connBuffer, WriteBufferSize: connBuffer,
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: wasihttp.StreamWindow, MaxReceiveBufferPerConnection: connWindow},
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: wasihttp.StreamWindow, MaxReceiveBufferPerConnection: connWindow, WriteByteTimeout: stuckTime},
 	}
 }
 

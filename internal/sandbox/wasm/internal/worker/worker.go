@@ -56,6 +56,7 @@ type Worker struct {
 	ahead       *semaphore.Weighted // memory for the rests of half-duplex streams, in bytes
 	sockets     atomic.Int64        // that guests have opened
 	roots       rootCache
+	capturing   *semaphore.Weighted // of 1: snapshots are made one at a time, because making one takes several times its memory
 
 	loading sync.Mutex // serializes Load
 
@@ -71,7 +72,7 @@ func New(c Config) *Worker {
 		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
 		connections: connlimit.NewGroup(c.Logger),
 		codes:       map[string]*code{}, pods: map[string]*pod{}, router: newRouter(), account: engine.NewAccount(0),
-		ahead: semaphore.NewWeighted(dataplane.AheadMemory),
+		ahead: semaphore.NewWeighted(dataplane.AheadMemory), capturing: semaphore.NewWeighted(1),
 	}
 	if c.Spans {
 		w.spans = newSpans(c.Publish)
