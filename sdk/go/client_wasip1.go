@@ -244,6 +244,7 @@ func (c *outCall) look() (e clientEvent, pending bool, err error) {
 		return e, false, errClosed
 	}
 	low := &c.event
+	*low = lowEvent{} // the host writes one byte of a uint32 that is a case
 	saved, savedUsed := scratch, used
 	scratch, used = mine, 0
 	clientNext(c.number, unsafe.Pointer(low))

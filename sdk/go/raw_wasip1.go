@@ -157,6 +157,7 @@ func (c *rawCall) look(block bool) (size uint32, pending bool, err error) {
 		wait = 1
 	}
 	r := &c.received
+	*r = lowResult{} // the host writes one byte of a uint32 that is a case
 	rawReceive(wait, unsafe.Pointer(r))
 	if r.which != 0 {
 		return 0, false, c.fail(r)
