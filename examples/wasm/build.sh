@@ -52,6 +52,7 @@ c hello-http-c/hello.c hello-http-c/wasi-http.wit hello hello-http-c
 c fetch-c/fetch.c fetch-c/wasi-http.wit fetch fetch-c
 c sockets-c/sockets.c sockets-c/wasi-sockets.wit sockets sockets-c
 c cloud-c/cloud.c cloud-c/wasi-cloud.wit cloud cloud-c
+c blobs-c/blobs.c blobs-c/wasi-blobs.wit blobs blobs-c
 # A snapshot of a running engine differs each time, so rebuild it only if its inputs have changed.
 if ! cmp -s <(sha256sum greeter-js/* greeter/* tools/*) <(grep -E '  (greeter|greeter-js|tools)/' SHA256SUMS); then
   cat "$work/greeter.wit" greeter-js/world.wit >"$work/greeter-js.wit"

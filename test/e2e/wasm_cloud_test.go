@@ -8,18 +8,29 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// ask sends a request to examples/wasm/cloud-c and returns the status and the text of the response.
+// ask sends a GET request to a component and returns the status and the text of the response.
 func ask(t *testing.T, ip, path string, headers ...string) string {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+net.JoinHostPort(ip, "80")+path, nil)
+	return order(t, http.MethodGet, ip, path, nil, headers...)
+}
+
+// order sends a request to a component and returns the status and the text of the response.
+func order(t *testing.T, method, ip, path string, body io.Reader, headers ...string) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://"+net.JoinHostPort(ip, "80")+path, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,6 +95,104 @@ func TestWasmConfigAndLogging(t *testing.T) {
 	ask(t, ip, "/log", "x-level", "4", "x-context", "orders", "x-message", "order 7 failed")
 	d.Start()
 	c.WaitLog(`level=ERROR msg="order 7 failed" context=orders`)
+}
+
+// TestWasmBlobstore: a component stores objects on a volume, also while the daemon is away. A worker that is killed during
+// a write leaves no part of an object, and neither does it leave its upload.
+func TestWasmBlobstore(t *testing.T) {
+	image := pushWasm(t, "blobs-c/blobs-c.wasm", "pushed/blobs-c:1")
+	volume := t.TempDir()
+	if err := os.Chmod(volume, 0o777); err != nil { //nolint:gosec // components run as a user without an account
+		t.Fatal(err)
+	}
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	run := func(readonly bool) *harness.Container {
+		return d.RunWasm(t, &harness.PodSpec{Image: image, Pod: []harness.PodOption{annotate("blobstore", "/objects")},
+			Container: []harness.ContainerOption{mounts(&runtimeapi.Mount{ContainerPath: "/objects", HostPath: volume, Readonly: readonly})}})
+	}
+	c := run(false)
+	ip := c.Pod.IP()
+	expect := func(want, method, path, body string, headers ...string) {
+		t.Helper()
+		if got := order(t, method, ip, path, strings.NewReader(body), headers...); got != want {
+			t.Errorf("%s %s: got %q, want %q", method, path, got, want)
+		}
+	}
+	expect("200 ", "PUT", "/c", "")
+	expect("200 ", "PUT", "/c/a", "hello, world")
+	d.Kill()
+	expect("200 world", "GET", "/c/a", "", "x-range", "7-11")
+	expect("200 a\n", "GET", "/c", "")
+	expect("200 ", "POST", "/c/a", "", "x-to", "c/b")
+	d.Start()
+	if text, err := os.ReadFile(filepath.Join(volume, "c", "b")); string(text) != "hello, world" {
+		t.Errorf("the copy is %q, %v", text, err)
+	}
+
+	body, half := io.Pipe()
+	defer half.Close()
+	var cut sync.WaitGroup
+	cut.Go(func() {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://"+net.JoinHostPort(ip, "80")+"/c/cut", body)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if resp, err := http.DefaultClient.Do(r); err == nil {
+			resp.Body.Close()
+			t.Errorf("the response without the worker: got %s, want an error", resp.Status)
+		}
+	})
+	if _, err := half.Write([]byte("half of an object")); err != nil {
+		t.Fatal(err)
+	}
+	uploads := func() []string {
+		files, err := filepath.Glob(filepath.Join(volume, "..tripod-uploads", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+	until.Holds(t, "the object is being written", func() bool { return len(uploads()) == 1 })
+	killWorkers(t)
+	half.Close()
+	cut.Wait()
+	c.WaitState(exited)
+	c.Start()
+	until.Holds(t, "the component answers", func() bool {
+		conn, err := net.Dial("tcp", net.JoinHostPort(ip, "80"))
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	expect("404 ", "HEAD", "/c/cut", "")
+	expect("200 ", "PUT", "/c/d", "whole")
+	expect("200 whole", "GET", "/c/d", "")
+	if left := uploads(); len(left) > 0 {
+		t.Errorf("leftovers: %q", left)
+	}
+	ip = run(true).Pod.IP()
+	expect("200 whole", "GET", "/c/d", "")
+	expect("502 read-only file system", "POST", "/c/a", "", "x-to", "c/e")
+	expect("502 read-only file system", "DELETE", "/c/a", "")
+
+	p := d.RunPodWith(t, harness.PodConfig(t, "wrong", annotate("blobstore", "/elsewhere")), "wasm")
+	t.Cleanup(p.Remove)
+	_, err := create(d, p, harness.ContainerConfig("c", image))
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `annotation vimana.host/blobstore: the container has no mount at "/elsewhere"`) {
+		t.Errorf("a mount that is missing: %v", err)
+	}
+}
+
+// killWorkers kills the node's workers.
+func killWorkers(t *testing.T) {
+	t.Helper()
+	for _, pid := range workers(t) {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // TestWasmKeyvalue: components of two pods share the pairs in a Redis server, whose address is in a variable, through the

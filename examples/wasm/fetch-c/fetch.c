@@ -31,10 +31,6 @@ IMPORT(TYPES, "[method]incoming-response.headers") int32_t response_headers(int3
 IMPORT(TYPES, "[method]incoming-response.consume") void response_consume(int32_t self, res_handle *body);
 IMPORT(TYPES, "[resource-drop]incoming-response") void response_drop(int32_t self);
 
-IMPORT(STREAMS, "[method]output-stream.blocking-splice")
-void out_splice(int32_t self, int32_t from, int64_t length, uint64_t *result); // result<u64, stream-error>
-IMPORT(STREAMS, "[method]output-stream.flush") void out_flush(int32_t self, uint32_t *result);
-
 static const char *const codes[] = { // of the variant error-code
     "DNS-timeout", "DNS-error", "destination-not-found", "destination-unavailable", "destination-IP-prohibited",
     "destination-IP-unroutable", "connection-refused", "connection-terminated", "connection-timeout",
@@ -50,25 +46,7 @@ static const char *const codes[] = { // of the variant error-code
 
 enum { GET };
 
-static uint8_t byte_of(const uint64_t *p) { return *(const uint8_t *)p; }
-static int32_t handle_of(const uint64_t *p) { return *(const int32_t *)p; }
 static str code_of(const uint64_t *p) { return (str){codes[byte_of(p)], strlen(codes[byte_of(p)])}; }
-
-// pump moves all bytes of a stream to another one. It returns 0 if a stream fails.
-static int pump(int32_t to, int32_t from) {
-  for (;;) {
-    uint64_t result[2];
-    uint32_t flushed[3];
-    out_splice(to, from, 64 << 10, result);
-    if (byte_of(&result[0])) {
-      const uint8_t *failed = (const uint8_t *)&result[1]; // a stream-error: 0 with an error, or 1, closed
-      if (*failed == 0) error_drop(*(const int32_t *)(failed + 4));
-      return *failed != 0;
-    }
-    out_flush(to, flushed);
-    if ((uint8_t)flushed[0]) return 0;
-  }
-}
 
 // request makes a request for a URL, or returns 0.
 static int32_t request_to(str url, uint32_t method) {

@@ -40,6 +40,9 @@ IMPORT("wasi:io/poll@0.2.0", "[resource-drop]pollable") void pollable_drop(int32
 IMPORT(STREAMS, "[method]input-stream.blocking-read") void in_read(int32_t self, int64_t length, uint32_t *result);
 IMPORT(STREAMS, "[method]output-stream.blocking-write-and-flush")
 void out_write(int32_t self, const char *data, uint32_t len, uint32_t *result);
+IMPORT(STREAMS, "[method]output-stream.blocking-splice")
+void out_splice(int32_t self, int32_t from, int64_t length, uint64_t *result); // result<u64, stream-error>
+IMPORT(STREAMS, "[method]output-stream.flush") void out_flush(int32_t self, uint32_t *result);
 IMPORT(STREAMS, "[resource-drop]input-stream") void in_drop(int32_t self);
 IMPORT(STREAMS, "[resource-drop]output-stream") void out_drop(int32_t self);
 IMPORT("wasi:io/error@0.2.0", "[resource-drop]error") void error_drop(int32_t self);
@@ -47,6 +50,9 @@ IMPORT("wasi:io/error@0.2.0", "[resource-drop]error") void error_drop(int32_t se
 static void check(int failed) {
   if (failed) __builtin_trap();
 }
+
+static uint8_t byte_of(const uint64_t *p) { return *(const uint8_t *)p; }
+static int32_t handle_of(const uint64_t *p) { return *(const int32_t *)p; }
 
 // first returns the first value of a header, or an empty string.
 static str first(int32_t headers, str name) {
@@ -76,4 +82,20 @@ static void reply(int32_t outparam, int32_t status, str text) {
   out_write(stream.value, FLAT(text), written);
   out_drop(stream.value);
   out_body_finish(body, 0, 0, finished);
+}
+
+// pump moves all bytes of a stream to another one. It returns 0 if a stream fails.
+static int pump(int32_t to, int32_t from) {
+  for (;;) {
+    uint64_t result[2];
+    uint32_t flushed[3];
+    out_splice(to, from, 64 << 10, result);
+    if (byte_of(&result[0])) {
+      const uint8_t *failed = (const uint8_t *)&result[1]; // a stream-error: 0 with an error, or 1, closed
+      if (*failed == 0) error_drop(*(const int32_t *)(failed + 4));
+      return *failed != 0;
+    }
+    out_flush(to, flushed);
+    if ((uint8_t)flushed[0]) return 0;
+  }
 }

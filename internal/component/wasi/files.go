@@ -189,7 +189,7 @@ func appendVia(c *Call, d *descriptor) error {
 
 // fileInput is the Input that reads a file from an offset. A file is always ready.
 type fileInput struct {
-	file *os.File
+	file io.ReaderAt
 	at   int64
 }
 

@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -40,6 +41,9 @@ var functions = map[string]map[string]Func{
 	"wasi:sockets/udp@0.2.12":               udpFuncs,
 	"wasi:config/store@0.2.0-rc.1":          configFuncs,
 	"wasi:logging/logging@0.1.0-draft":      loggingFuncs,
+	"wasi:blobstore/types@0.2.0-draft":      blobTypeFuncs,
+	"wasi:blobstore/container@0.2.0-draft":  containerFuncs,
+	"wasi:blobstore/blobstore@0.2.0-draft":  blobstoreFuncs,
 	"wasi:keyvalue/store@0.2.0-draft":       storeDraft,
 	"wasi:keyvalue/atomics@0.2.0-draft":     atomicsDraft,
 	"wasi:keyvalue/batch@0.2.0-draft":       batchDraft,
@@ -52,7 +56,7 @@ var functions = map[string]map[string]Func{
 var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	var known []*Interface
 	var bound []Bound
-	for _, name := range []string{"io", "clocks", "random", "cli", "filesystem", "sockets", "config", "logging", "keyvalue-draft", "keyvalue-draft2"} {
+	for _, name := range []string{"io", "clocks", "random", "cli", "filesystem", "sockets", "config", "logging", "blobstore", "keyvalue-draft", "keyvalue-draft2"} {
 		text, err := texts.ReadFile("wit/" + name + ".wit")
 		if err != nil {
 			panic(err) // impossible: the file is embedded
@@ -85,6 +89,12 @@ var Drafts = sync.OnceValue(func() []string {
 	}
 	return names
 })
+
+// ModuleDrafts returns the Drafts whose functions core modules can call. Those of wasi:blobstore need the streams of
+// WASI 0.2, which core modules do not have.
+func ModuleDrafts() []string {
+	return slices.DeleteFunc(slices.Clone(Drafts()), func(name string) bool { return strings.HasPrefix(name, "wasi:blobstore/") })
+}
 
 // IsDraft reports whether the name of an interface has a pre-release version (https://semver.org, 9).
 func IsDraft(name string) bool {

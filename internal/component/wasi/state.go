@@ -32,6 +32,8 @@ type Options struct {
 	Log func(entry []byte)
 	// Store keeps the pairs of wasi:keyvalue. If it is nil, there is no store to open.
 	Store Store
+	// Blobs keeps the objects of wasi:blobstore. If it is nil, there are no containers.
+	Blobs *Blobs
 	// Network opens the guest's connections. If it is nil, the guest can make no sockets and resolve no names.
 	Network Network
 	// Guard runs a background function of the host and returns its error. If the function panics, Guard recovers and

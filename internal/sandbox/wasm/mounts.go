@@ -107,10 +107,11 @@ func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 // (https://kubernetes.io/docs/tasks/run-application/access-api-from-pod).
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// chooseConfig sets which mounts have the values of wasi:config.
-func chooseConfig(o options, config *runtimeapi.ContainerConfig, mounts []workerapi.Mount) {
+// chooseMounts sets which mounts have the values of wasi:config and the objects of wasi:blobstore.
+func chooseMounts(o options, config *runtimeapi.ContainerConfig, mounts []workerapi.Mount) {
 	for i := range mounts {
 		m := &mounts[i]
+		m.Blobs = m.Guest == o.blobs
 		if o.config != nil {
 			m.Config = slices.Contains(o.config, m.Guest)
 			continue

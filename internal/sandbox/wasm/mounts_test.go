@@ -93,6 +93,39 @@ func TestMountsThatAreNone(t *testing.T) {
 	}
 }
 
+// TestBlobVolume checks which mount keeps objects: the one that the annotation names, which must be one of the guest's.
+func TestBlobVolume(t *testing.T) {
+	config := withMounts(&runtimeapi.Mount{ContainerPath: "/a", HostPath: t.TempDir()}, &runtimeapi.Mount{ContainerPath: "/b/", HostPath: t.TempDir()})
+	for annotation, want := range map[string]string{"": "", "/b": "/b", "/a/": "/a", "/c": "!", "/a/below": "!"} {
+		o, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/blobstore": annotation}}, "c", "p/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = validateBlobs(o, config, "p/")
+		if want == "!" {
+			if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/blobstore: the container has no mount at") {
+				t.Errorf("annotation %q: %v", annotation, err)
+			}
+			continue
+		}
+		mounts, openErr := openMounts(config)
+		if err := errors.Join(err, openErr); err != nil {
+			t.Fatal(err)
+		}
+		chooseMounts(o, config, mounts)
+		got := ""
+		for _, m := range mounts {
+			if m.Blobs {
+				got += m.Guest
+			}
+		}
+		closeMounts(mounts)
+		if got != want {
+			t.Errorf("annotation %q: objects are in %q, want %q", annotation, got, want)
+		}
+	}
+}
+
 // TestConfigVolumes checks which mounts are configuration: those that a kubelet keeps up to date, except the token of
 // the service account, or those that the annotation names.
 func TestConfigVolumes(t *testing.T) {
@@ -114,7 +147,7 @@ func TestConfigVolumes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		chooseConfig(o, config, mounts)
+		chooseMounts(o, config, mounts)
 		chosen := []string{}
 		for _, m := range mounts {
 			if m.Config {

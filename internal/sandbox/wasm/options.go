@@ -38,6 +38,7 @@ const (
 	keyEgress         = "egress"            // which connections guests can open; see package egress
 	keyConfig         = "config"            // mounts whose files are values of wasi:config, or "none"
 	keyStore          = "keyvalue"          // the URL of a Redis server for wasi:keyvalue, or $(NAME): the container's variable with it
+	keyBlobs          = "blobstore"         // the mount in which wasi:blobstore keeps containers and objects
 	keyEgressCA       = "egress-ca"         // a PEM file in a mount, with the authorities that guests trust
 )
 
@@ -76,6 +77,8 @@ type options struct {
 	config []string
 	// store is the URL of the store for wasi:keyvalue, $(NAME) or "".
 	store string
+	// blobs is the container path of the mount with the objects of wasi:blobstore, or "".
+	blobs string
 }
 
 // optionsOf reads the options of a container; c is nil for a unit pod's.
@@ -104,6 +107,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 	}
 	o.egress, o.egressCA = r.egress(), r.file(keyEgressCA)
 	o.config, o.store = r.mounts(keyConfig), r.store()
+	o.blobs = r.directory(keyBlobs)
 	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),
@@ -187,13 +191,18 @@ func (r *optionReader) egress() string {
 }
 
 // file returns the path of a file in a container, or "".
-func (r *optionReader) file(key string) string {
+func (r *optionReader) file(key string) string { return r.path(key, "file in a mount") }
+
+// directory returns the container path of a mount, or "".
+func (r *optionReader) directory(key string) string { return r.path(key, "mount") }
+
+func (r *optionReader) path(key, what string) string {
 	v := r.text(key)
 	if v == "" {
 		return ""
 	}
 	if !path.IsAbs(v) {
-		r.fail(key, "%q is not the absolute container path of a file in a mount", v)
+		r.fail(key, "%q is not the absolute container path of a %s", v, what)
 	}
 	return path.Clean(v)
 }

@@ -175,7 +175,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Mounts, err = openMounts(c.Config); err != nil {
 		return spec, renewAt, err
 	}
-	chooseConfig(o, c.Config, spec.Mounts)
+	chooseMounts(o, c.Config, spec.Mounts)
 	if spec.KeyValue, err = b.storeURL(o, loaded, spec.Env); err != nil {
 		return spec, renewAt, err
 	}

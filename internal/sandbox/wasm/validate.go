@@ -83,6 +83,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { return validateEgressCA(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { return validateMounted(o.config, keyConfig, c.Config.GetMounts(), b.cfg.LabelPrefix) },
+		func() error { return validateBlobs(o, c.Config, b.cfg.LabelPrefix) },
 		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
 	} {
@@ -186,6 +187,14 @@ func validateMounted(paths []string, key string, mounts []*runtimeapi.Mount, pre
 		}
 	}
 	return nil
+}
+
+// validateBlobs checks that a guest gets the mount with the objects of wasi:blobstore.
+func validateBlobs(o options, config *runtimeapi.ContainerConfig, prefix string) error {
+	if o.blobs == "" {
+		return nil
+	}
+	return validateMounted([]string{o.blobs}, keyBlobs, wantedMounts(config), prefix)
 }
 
 // validateEgressCA checks that the file that the annotation names is in a mount of the container.

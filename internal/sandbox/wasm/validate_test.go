@@ -186,6 +186,7 @@ func TestOptions(t *testing.T) {
 		"port": {"0", "65536", "-1", "80"}, "cleartext-port": {"on", "443"}, "tls": {"on", "relative/path"}, "client-auth": {"maybe", "require"},
 		"concurrency": {"0", "many"}, "request-timeout": {"0s", "5", "48h"}, "max-message-bytes": {"0", "1.5"}, "reuse": {"yes"}, "reuse-requests": {"0", "some"}, "reuse-age": {"0s", "25h"}, "snapshot": {"true", "on"},
 		"cors-origins": {"app.example", "https://app.example/", "null", "https://a.example,", strings.Repeat("https://a.example,", maxOrigins) + "*"}, "cors-credentials": {"yes", "true"},
+		"blobstore": {"objects", "./objects"},
 	} {
 		for _, v := range values {
 			_, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/" + key: v}}, "c", "p/")

@@ -206,7 +206,7 @@ func checkRawModule(o *wasmbin.Outline) (World, error) {
 			return "", fmt.Errorf("the core module exports %s, but not %s, which the canonical ABI needs: %w", exportRaw, name, errdefs.ErrInvalidArgument)
 		}
 	}
-	return checkModuleImports(o, wit.WorldRaw, slices.Concat([]string{preview1}, protowit.ModuleInterfaces, wasi.Drafts())...)
+	return checkModuleImports(o, wit.WorldRaw, slices.Concat([]string{preview1}, protowit.ModuleInterfaces, wasi.ModuleDrafts())...)
 }
 
 // checkModuleImports returns the world of a core module that imports only from the given modules.

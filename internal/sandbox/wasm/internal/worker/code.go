@@ -58,7 +58,7 @@ func CompileOptions() engine.CompileOptions {
 
 // moduleInterface reports whether a core module that is a server can import an interface.
 func moduleInterface(iface string) bool {
-	return slices.Contains(protowit.ModuleInterfaces, iface) || slices.Contains(wasi.Drafts(), iface)
+	return slices.Contains(protowit.ModuleInterfaces, iface) || slices.Contains(wasi.ModuleDrafts(), iface)
 }
 
 // provided reports whether the worker provides an interface to components. It accepts every interface in the namespace

@@ -143,6 +143,15 @@ func configVolumes(mounts []workerapi.Mount) []string {
 	return list
 }
 
+// blobs returns the store for wasi:blobstore, or nil.
+func blobs(mounts []workerapi.Mount) *wasi.Blobs {
+	i := slices.IndexFunc(mounts, func(m workerapi.Mount) bool { return m.Blobs })
+	if i < 0 {
+		return nil
+	}
+	return wasi.NewBlobs(hostPath(mounts[i]))
+}
+
 // hostPath returns the path of a mounted directory, as the descriptor that the daemon passed.
 func hostPath(m workerapi.Mount) string { return fmt.Sprintf("/proc/self/fd/%d", m.Dir.Fd()) }
 
@@ -159,7 +168,7 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Args: o.Args, Env: o.Env, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard,
-		Config: wasi.Config{Env: p.spec.Env, Volumes: p.configVolumes}, Log: p.output.logEntry}
+		Config: wasi.Config{Env: p.spec.Env, Volumes: p.configVolumes}, Blobs: p.blobs, Log: p.output.logEntry}
 	if p.store != nil {
 		own.Store = p.store
 	}

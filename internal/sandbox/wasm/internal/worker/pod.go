@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -69,7 +70,8 @@ type pod struct {
 
 	snapshots     snapshotter
 	preopens      []engine.Preopen
-	configVolumes []string // paths of directories, for wasi:config
+	configVolumes []string    // paths of directories, for wasi:config
+	blobs         *wasi.Blobs // nil without a volume for wasi:blobstore
 
 	lifecycle sync.Mutex // held while the pod starts
 	started   bool       // guarded by lifecycle
@@ -99,6 +101,7 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning, StartedAt: time.Now()}
 	p.snapshots.pod, p.snapshots.patience = p, snapshotPatience
 	p.preopens, p.configVolumes = preopens(spec.Mounts), configVolumes(spec.Mounts)
+	p.blobs = blobs(spec.Mounts)
 	p.channels = newChannels(spec, w.router)
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
 	p.account.Within(w.account)

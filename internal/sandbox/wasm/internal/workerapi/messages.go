@@ -149,6 +149,8 @@ type Mount struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	// Config makes the directory's files values of wasi:config.
 	Config bool `json:"config,omitempty"`
+	// Blobs makes the directory keep the objects of wasi:blobstore. At most one mount does.
+	Blobs bool `json:"blobs,omitempty"`
 	// Dir is the directory, opened at least with O_PATH|O_DIRECTORY.
 	Dir File `json:"dir"`
 }
