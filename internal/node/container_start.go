@@ -52,7 +52,6 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 		if starting.Intent == RemoveContainer || starting.Intent == intentRetain {
 			return fmt.Errorf("%s: container %s is being removed: %w", StartContainer, id, errdefs.ErrFailedPrecondition)
 		}
-		delete(p.exits, starting.ID)
 		starting.State, starting.ExitCode, starting.Reason, starting.Message = Starting, 0, "", ""
 		starting.StartedAt, starting.FinishedAt = time.Time{}, time.Time{}
 		return nil
@@ -85,31 +84,27 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 
 // commitRunning commits Running, and then Stopped if the container has ended in the meantime.
 func (p *livePod) commitRunning(ctx context.Context, rec *Pod, c *Container) error {
-	status, err := p.backendOf(c).Status(ctx, rec.sandboxPod(), c.sandboxContainer())
-	if err != nil {
-		p.node.log.Warn("cannot query a container that has just started", "container", c.ID, "err", err)
-	}
-	var ended *sandbox.Status
-	err = p.commit(func(next *Pod) error {
+	var status sandbox.Status
+	err := p.commit(func(next *Pod) error {
 		running := next.find(c.ID)
 		if running.State != Starting {
 			return nil // the sandbox was lost in the meantime, and the container with it
+		}
+		// Inside the transition, so that an end is either in this status or reported to a container that is Running.
+		var err error
+		if status, err = p.backendOf(c).Status(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
+			p.node.log.Warn("cannot query a container that has just started", "container", c.ID, "err", err)
 		}
 		running.State, running.Pid, running.StartedAt = Running, status.Pid, status.StartedAt
 		if running.StartedAt.IsZero() {
 			running.StartedAt = time.Now()
 		}
-		if exit, ok := p.exits[c.ID]; ok {
-			ended = &exit
-		} else if status.State == sandbox.StateExited {
-			ended = &status
-		}
 		return nil
 	})
-	if err != nil || ended == nil {
+	if err != nil || status.State != sandbox.StateExited {
 		return err
 	}
-	return p.commitStopped(c.ID, *ended)
+	return p.commitStopped(c.ID, status)
 }
 
 // startFailed stops a container that failed to start and commits Stopped with the reason. If the container cannot be
@@ -146,24 +141,28 @@ func (p *livePod) commitStopped(id string, status sandbox.Status) error {
 		if c == nil || (c.State != Starting && c.State != Running) {
 			return errUnchanged
 		}
-		delete(p.exits, id)
 		c.finish(status)
 		return nil
 	})
 }
 
-// recordExit handles a backend's report that a container ended by itself.
-func (p *livePod) recordExit(id string, status sandbox.Status) {
+// recordExit handles a backend's report that a container has ended. The report can be about an earlier run, and can have
+// been delayed until the container runs again. So recordExit records what the backend says about the present run.
+func (p *livePod) recordExit(id string, reported sandbox.Status) {
 	err := p.observe(func(next *Pod) error {
 		c := next.find(id)
-		switch {
-		case c != nil && c.State == Running:
-			c.finish(status)
-			return nil
-		case c != nil && c.State == Starting:
-			p.exits[c.ID] = status // commitRunning commits Running first and then reads the exit
+		if c == nil || c.State != Running { // commitRunning looks for the end of a container that is Starting
+			return errUnchanged
 		}
-		return errUnchanged
+		status, err := p.backendOf(c).Status(context.Background(), next.sandboxPod(), c.sandboxContainer())
+		switch {
+		case err != nil:
+			status = reported
+		case status.State == sandbox.StateRunning:
+			return errUnchanged
+		}
+		c.finish(status)
+		return nil
 	})
 	if err != nil {
 		p.node.log.Error("cannot record a container's exit", "container", id, "err", err)

@@ -44,9 +44,7 @@ type livePod struct {
 	rec   atomic.Pointer[Pod] // the record
 	view  atomic.Pointer[Pod] // the record for control planes; nil while the pod is being made
 	slots map[string]*slot    // by containerKey; a unit pod's containers share one
-	// exits holds the exits of containers that are Starting, by container ID.
-	exits map[string]sandbox.Status
-	gone  bool // removed from the pool
+	gone  bool                // removed from the pool
 	// unwritten means that the record on disk is older than rec.
 	unwritten bool
 }

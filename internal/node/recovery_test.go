@@ -288,3 +288,69 @@ func TestN8BackendThatHangsAtStart(t *testing.T) {
 	close(letGo)
 	eventually(t, "orders for its pods are taken", func() bool { return b.RemoveSandbox(t.Context(), stuck) == nil })
 }
+
+// late is a backend whose events arrive when the test wants it.
+type late struct {
+	*fake.Backend
+	arrive *atomic.Pointer[func()] // called at the end of StartContainer
+	events chan sandbox.Event
+}
+
+func (l late) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
+	arrive := func() {
+		for len(l.events) > 0 {
+			sink(<-l.events)
+		}
+	}
+	l.arrive.Store(&arrive)
+	return l.Backend.Recover(ctx, known, func(e sandbox.Event) { l.events <- e })
+}
+
+func (l late) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	err := l.Backend.StartContainer(ctx, p, c)
+	if _, now := c.Config.Annotations["now"]; now {
+		(*l.arrive.Load())()
+	}
+	return err
+}
+
+// TestLateReportOfAnEarlierRun: a report that a container has ended does not end the container's next run, whether it
+// arrives while the container starts or afterwards.
+func TestLateReportOfAnEarlierRun(t *testing.T) {
+	for _, handler := range []string{"linux", "vm"} {
+		for _, now := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, while it starts: %v", handler, now), func(t *testing.T) {
+				l := late{arrive: new(atomic.Pointer[func()]), events: make(chan sandbox.Event, 10)}
+				b, err := openChanged(t.TempDir(), func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend) {
+					l.Backend = fakes[handler]
+					backends[handler] = l
+				})
+				must(t, err)
+				t.Cleanup(b.close)
+				pod, config := b.run(t, handler, podConfig("p")), containerConfig("c")
+				if now {
+					config.Annotations = map[string]string{"now": ""}
+				}
+				id := b.create(t, pod, config)
+				must(t, b.StartContainer(t.Context(), id), b.StopContainer(t.Context(), id, time.Second))
+				eventually(t, "the end is reported", func() bool { return len(l.events) == 1 })
+				must(t, b.StartContainer(t.Context(), id))
+				arrive := *l.arrive.Load()
+				arrive()
+				if len(l.events) != 0 || b.state(t, id) != node.Running {
+					t.Fatalf("the container is %s after the report, want Running", b.state(t, id))
+				}
+				backendID := id
+				if handler == "vm" {
+					backendID = pod
+				}
+				l.Exit(backendID, 4)
+				eventually(t, "the end is reported", func() bool { return len(l.events) == 1 })
+				arrive()
+				if c, _, err := b.Container(id); err != nil || c.State != node.Stopped || c.ExitCode != 4 {
+					t.Errorf("the container is %v, %v after its end; want Stopped with code 4", c, err)
+				}
+			})
+		}
+	}
+}

@@ -87,7 +87,7 @@ func (n *Node) reserve(config *runtimeapi.PodSandboxConfig, handler, alias strin
 func (n *Node) newLivePod(record *Pod, backend sandbox.Backend) *livePod {
 	p := &livePod{
 		node: n, id: record.ID, key: podKey(record.Config.GetMetadata()), backend: backend,
-		slots: map[string]*slot{}, exits: map[string]sandbox.Status{},
+		slots: map[string]*slot{},
 	}
 	p.rec.Store(record)
 	return p

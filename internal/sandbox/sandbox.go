@@ -83,7 +83,8 @@ type Backend interface {
 	StopContainer(ctx context.Context, p *Pod, c *Container, grace time.Duration) error
 	// RemoveContainer kills the container's remaining processes and removes every trace of it.
 	RemoveContainer(ctx context.Context, p *Pod, c *Container) error
-	// Status returns the container's current status. A missing container has StateAbsent, which is not an error.
+	// Status returns the container's current status, without waiting for an order under way. A missing container has
+	// StateAbsent, which is not an error. Status reports an end no later than the event about it.
 	Status(ctx context.Context, p *Pod, c *Container) (Status, error)
 
 	// Recover is called once, before any other method except Capabilities. It adopts the known pods that still exist,
@@ -187,8 +188,9 @@ type Status struct {
 	Message string
 }
 
-// Event reports that a container ended on its own. If ContainerID is empty, the event reports that the sandbox became
-// unusable, because its init process or machine is gone. If Compilation is set, the event is about an image instead.
+// Event reports that a run of a container has ended. It can arrive when the container already runs again. If ContainerID
+// is empty, the event reports that the sandbox became unusable, because its init process or machine is gone. If
+// Compilation is set, the event is about an image instead.
 type Event struct {
 	PodID       string
 	ContainerID string
