@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"os"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/sandboxtest"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // TestSuite runs the suite of all backends with real containers and both OCI runtimes, including kills of the daemon.
@@ -25,6 +28,7 @@ func TestSuite(t *testing.T) {
 					c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_CONTAINER // the kubelet's default
 				},
 				Container: func(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) { workload(c, image, w) },
+				Deafened:  awaitDeaf,
 				Restart:   func(testing.TB) { d.Kill(); d.Start() },
 			})
 		})
@@ -38,6 +42,16 @@ func workload(c *runtimeapi.ContainerConfig, image string, w sandboxtest.Workloa
 		sandboxtest.Runs:  {"sh", "-c", "trap 'exit 0' TERM; sleep 3600 & wait"},
 		sandboxtest.Ends:  {"sh", "-c", "exit 7"},
 		sandboxtest.Fails: {"/no/such/program"},
-		sandboxtest.Deaf:  {"sh", "-c", "trap '' TERM; while :; do sleep 1; done"},
+		sandboxtest.Deaf:  {"sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 1; done"},
 	}[w]
+}
+
+// awaitDeaf waits until the workload Deaf has set its trap. Before that the OCI runtime's init, and then the shell, end by
+// the signal.
+func awaitDeaf(t testing.TB, log string) {
+	t.Helper()
+	until.Holds(t, "the container is deaf", func() bool {
+		text, err := os.ReadFile(log)
+		return err == nil && strings.Contains(string(text), "deaf")
+	})
 }

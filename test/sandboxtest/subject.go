@@ -46,6 +46,9 @@ type Subject struct {
 	Pod func(*runtimeapi.PodSandboxConfig)
 	// Container completes a container's configuration: it adds the image, the command and the annotations.
 	Container func(*runtimeapi.ContainerConfig, Workload)
+	// Deafened waits until a workload Deaf, whose log has the given path, ignores its stop signal; nil if it does so from its
+	// start.
+	Deafened func(t testing.TB, log string)
 	// Restart kills the daemon with SIGKILL and starts it again; nil if the endpoint cannot be restarted.
 	Restart func(testing.TB)
 }

@@ -3,6 +3,7 @@ package sandboxtest
 import (
 	"context"
 	"maps"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -134,8 +135,12 @@ func (c client) startFails() {
 // graceThenForce: a container that ignores its stop signal is killed after the grace period.
 func (c client) graceThenForce() {
 	pod, podConfig := c.pod()
-	id := c.create(pod, podConfig, c.container("c", Deaf))
+	config := c.container("c", Deaf)
+	id := c.create(pod, podConfig, config)
 	c.must(c.start(id))
+	if c.Deafened != nil {
+		c.Deafened(c, filepath.Join(podConfig.LogDirectory, config.LogPath))
+	}
 	begin := time.Now()
 	c.must(c.stop(id, 1))
 	if took := time.Since(begin); took < time.Second {
