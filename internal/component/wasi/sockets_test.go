@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // loopback is a Network that reaches this host only.
@@ -212,24 +213,21 @@ func TestTCPLingersBriefly(t *testing.T) {
 	at := listen(t, func(net.Conn) { <-t.Context().Done() })
 	socket, in, out := g.connect(at)
 	conn := (<-n.opened).(*net.TCPConn)
-	for full := time.Now().Add(200 * time.Millisecond); time.Now().Before(full); {
+	const calm = 200 * time.Millisecond
+	last := time.Now()
+	until.Holds(t, "the connection takes no more bytes", func() bool {
 		free := ok(t, g.call("wasi:io/streams", "[method]output-stream.check-write", u32(out))).U64()
-		ok(t, g.call("wasi:io/streams", "[method]output-stream.write", u32(out), list(make([]byte, free))))
 		if free > 0 {
-			full = time.Now().Add(200 * time.Millisecond)
+			ok(t, g.call("wasi:io/streams", "[method]output-stream.write", u32(out), list(make([]byte, free))))
+			last = time.Now()
 		}
-		time.Sleep(time.Millisecond) // pacing: the stream writes in the background
-	}
+		return time.Since(last) > calm
+	})
 	began := time.Now()
 	for _, rep := range []uint32{out, in, socket} {
 		g.Drop(rep)
 	}
-	for conn.SetLinger(-1) == nil { // fails once the connection is closed
-		if time.Since(began) > 5*lingerTime {
-			t.Fatal("the connection is still open")
-		}
-		time.Sleep(10 * time.Millisecond) // pacing: polls
-	}
+	until.Within(t, 5*lingerTime, "the connection is closed", func() bool { return conn.SetLinger(-1) != nil })
 	if took := time.Since(began); took < lingerTime/2 {
 		t.Errorf("the connection ended after %v, although bytes were left", took)
 	}
@@ -530,7 +528,7 @@ func TestSocketsAreBounded(t *testing.T) {
 	failed(t, g.sendTo(out, "x", some(address("127.0.0.1:30000"))), int(CodeNewSocketLimit))
 
 	g = newGuest(t, Options{Network: &loopback{hold: make(chan struct{})}})
-	until := func(do func() *wit.Reader) (n int) {
+	count := func(do func() *wit.Reader) (n int) {
 		for ; n <= maxHeld/socketBytes; n++ {
 			if r := do(); r.Case(2) == 1 {
 				if code := ErrorCode(r.U32()); code != CodeOutOfMemory {
@@ -542,7 +540,7 @@ func TestSocketsAreBounded(t *testing.T) {
 		t.Error("there is no bound")
 		return n
 	}
-	connecting := until(func() *wit.Reader {
+	connecting := count(func() *wit.Reader {
 		return g.tcp("start-connect", g.newSocket("tcp", ipv4), g.network(), address("127.0.0.1:1"))
 	})
 	if connecting > maxHeld/streamBytes {
@@ -551,8 +549,8 @@ func TestSocketsAreBounded(t *testing.T) {
 	lookups := func() *wit.Reader {
 		return g.call("wasi:sockets/ip-name-lookup", "resolve-addresses", u32(0), str("example.com"))
 	}
-	until(lookups)
-	until(func() *wit.Reader { return g.call("wasi:sockets/udp-create-socket", "create-udp-socket", u32(0)) })
+	count(lookups)
+	count(func() *wit.Reader { return g.call("wasi:sockets/udp-create-socket", "create-udp-socket", u32(0)) })
 }
 
 func TestLookup(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"runtime"
 	"strings"
 	"testing"
@@ -142,12 +143,13 @@ func TestBodiesAreStreamed(t *testing.T) {
 func TestResponseBeforeBody(t *testing.T) {
 	data := strings.Repeat("0123456789abcdef", 1<<12) // few enough for net/http to discard them
 	both(t, func(t *testing.T, h2 bool) {
+		begun := make(chan struct{})
 		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
 			body := g.respond(out, 200)
 			to := g.stream(body)
 			g.write(to, "begun\n")
 			g.ok(g.call(streams, "[method]output-stream.blocking-flush", u32(to)))
-			time.Sleep(20 * time.Millisecond) // pacing: the header leaves in the background
+			<-begun
 			n := 0
 			_, in := g.input(q)
 			for piece, more := g.read(in); more; piece, more = g.read(in) {
@@ -156,7 +158,9 @@ func TestResponseBeforeBody(t *testing.T) {
 			g.write(to, fmt.Sprint(n))
 			g.finish(body)
 		})
-		_, got := do(t, server, request(t, "POST", server.URL, strings.NewReader(data)))
+		r := request(t, "POST", server.URL, strings.NewReader(data))
+		trace := &httptrace.ClientTrace{GotFirstResponseByte: func() { close(begun) }}
+		_, got := do(t, server, r.WithContext(httptrace.WithClientTrace(r.Context(), trace)))
 		if want := fmt.Sprint("begun\n", len(data)); got != want {
 			t.Errorf("the guest answered %q, want %q", got, want)
 		}

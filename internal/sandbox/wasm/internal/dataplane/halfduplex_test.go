@@ -323,24 +323,30 @@ func TestHalfDuplexMemory(t *testing.T) {
 // TestHalfDuplexInterrupt checks that a component's status reaches a client that still sends, although the component has
 // interrupted its own read. The connection ends, because net/http has cancelled its context.
 func TestHalfDuplexInterrupt(t *testing.T) {
+	const size = 1 << 20 // bytes, of messages without content
+	returned := make(chan struct{})
 	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
-		read := make(chan error, 1)
+		defer close(returned)
+		complete, read := make(chan struct{}), make(chan error, 1)
 		go func() {
 			var err error
-			for err == nil {
+			for n := 0; err == nil; n++ {
+				if n == size/5 {
+					close(complete) // and the next Receive waits for the last byte
+				}
 				_, err = c.Receive()
 			}
 			read <- err
 		}()
-		time.Sleep(50 * time.Millisecond) // pacing: the goroutine reads, and the client still sends
+		<-complete
 		c.Interrupt()
 		if err := <-read; err == io.EOF {
 			t.Error("Receive = EOF, want an error")
 		}
 		return Errorf(codes.PermissionDenied, "no")
 	}))
-	conn := s.begin(t, 1<<20)
-	time.Sleep(200 * time.Millisecond) // pacing: the component has returned
+	conn := s.begin(t, size)
+	<-returned
 	if _, err := conn.Write([]byte{0}); err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -124,7 +126,7 @@ type rig struct {
 	*node
 	router                  *Router
 	server                  *dataplane.Server
-	tlsAddress, clearAddess string
+	tlsAddress, clearAddress string
 	roots                   *x509.CertPool
 }
 
@@ -170,8 +172,8 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.tlsAddress, r.clearAddess = freeAddress(t), freeAddress(t)
-	r.server, err = Serve(t.Context(), r.router, ServeConfig{Address: r.tlsAddress, Cleartext: r.clearAddess, TLS: identity, Logger: config.Logger})
+	r.tlsAddress, r.clearAddress = freeAddress(t), freeAddress(t)
+	r.server, err = Serve(t.Context(), r.router, ServeConfig{Address: r.tlsAddress, Cleartext: r.clearAddress, TLS: identity, Logger: config.Logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +206,7 @@ func (r *rig) run(component string, containers ...string) {
 
 func (r *rig) client(t *testing.T, options ...grpc.DialOption) pb.TestServiceClient {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+r.clearAddess, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	conn, err := grpc.NewClient("passthrough:///"+r.clearAddress, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +264,7 @@ func TestRouting(t *testing.T) {
 // testHTTP1 sends a request whose Host names a component.
 func testHTTP1(t *testing.T, r *rig) {
 	t.Helper()
-	conn, err := net.Dial("tcp", r.clearAddess)
+	conn, err := net.Dial("tcp", r.clearAddress)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +298,7 @@ func TestRefusals(t *testing.T) {
 	check("two versions serve the path", t.Context(), codes.FailedPrecondition, "grpc.testing.TestService@2.0.0")
 	r.dead[testComponent+"#0"] = true
 	check("the only container is not reached", header(testComponent), codes.Unavailable, "could not be reached")
-	response, err := http.Get("http://" + r.clearAddess + "/nothing/here")
+	response, err := http.Get("http://" + r.clearAddress + "/nothing/here")
 	if err != nil || response.StatusCode != http.StatusNotFound {
 		t.Errorf("Get = %v, %v; want 404", response, err)
 	}
@@ -492,7 +494,7 @@ func TestSentOnce(t *testing.T) {
 func TestPages(t *testing.T) {
 	r := newRig(t)
 	r.run(testComponent, testComponent+"#5")
-	url := "http://" + r.clearAddess + "/grpc.testing.TestService/UnaryCall"
+	url := "http://" + r.clearAddress + "/grpc.testing.TestService/UnaryCall"
 	for origin, want := range map[string][]string{page: {page}, "https://evil.example": nil} {
 		for _, method := range []string{http.MethodOptions, http.MethodPost} {
 			request, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("{}"))
@@ -529,7 +531,7 @@ func TestHalfDuplex(t *testing.T) {
 	}
 	const n = 30
 	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
-	response, err := http.Post("http://"+r.clearAddess+"/grpc.testing.TestService/FullDuplexCall", "application/connect+proto",
+	response, err := http.Post("http://"+r.clearAddress+"/grpc.testing.TestService/FullDuplexCall", "application/connect+proto",
 		io.MultiReader(bytes.NewReader(bytes.Repeat(message, n))))
 	if err != nil {
 		t.Fatal(err)
@@ -541,12 +543,34 @@ func TestHalfDuplex(t *testing.T) {
 	}
 }
 
+// unread returns how many bytes the peer of a connection over IPv4 on this host has received and not read.
+func unread(t *testing.T, conn net.Conn) (n uint64) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/net/tcp") // proc_net_tcp.txt of the Linux kernel
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := func(a net.Addr) string { return fmt.Sprintf(":%04X", a.(*net.TCPAddr).Port) }
+	for line := range strings.Lines(string(b)) {
+		// sl local_address rem_address st tx_queue:rx_queue …
+		if f := strings.Fields(line); strings.HasSuffix(f[1], port(conn.RemoteAddr())) && strings.HasSuffix(f[2], port(conn.LocalAddr())) {
+			_, queue, _ := strings.Cut(f[4], ":")
+			if n, err = strconv.ParseUint(queue, 16, 64); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatal("the node has no such connection")
+	return 0
+}
+
 // TestHalfDuplexUnread checks that the node keeps nothing of a request whose response is complete.
 func TestHalfDuplexUnread(t *testing.T) {
 	r := newRig(t)
 	r.run(testComponent, testComponent+"#1")
 	for range 20 { // the response can be complete before the node has returned its header
-		conn, err := net.Dial("tcp", r.clearAddess)
+		conn, err := net.Dial("tcp", r.clearAddress)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -557,7 +581,7 @@ func TestHalfDuplexUnread(t *testing.T) {
 		if _, err := conn.Write(append([]byte(head), make([]byte, size-1)...)); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(20 * time.Millisecond) // pacing: the node reads what it has been sent
+		until.Holds(t, "the node has read what it has been sent", func() bool { return unread(t, conn) == 0 })
 		until.Within(t, 10*time.Second, "the node keeps nothing", func() bool {
 			const nearly = dataplane.AheadMemory - 64<<10 // a Read in progress keeps its buffer
 			free := r.router.ahead.TryAcquire(nearly)
@@ -585,7 +609,7 @@ func TestHalfDuplexUnread(t *testing.T) {
 func TestHalfDuplexLimit(t *testing.T) {
 	r := newRig(t)
 	r.run(testComponent, testComponent+"#1")
-	response, err := http.Post("http://"+r.clearAddess+"/grpc.testing.TestService/FullDuplexCall", "application/connect+proto",
+	response, err := http.Post("http://"+r.clearAddress+"/grpc.testing.TestService/FullDuplexCall", "application/connect+proto",
 		bytes.NewReader(make([]byte, maxAhead+2<<20)))
 	if err != nil {
 		t.Fatal(err)
