@@ -14,9 +14,24 @@ import (
 func checkCommand(app *cli.App) *cobra.Command {
 	var s settings
 	var images bool
+	var component cli.ComponentCheck
 	c := &cobra.Command{
-		Use: "check", Short: "Check what this host can do and how to fix what it cannot (exit code 1: it cannot run pods)", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		Use: "check [FILE|DIRECTORY|IMAGE]", Args: cobra.MaximumNArgs(1),
+		Short: "Check what this host can do and how to fix what it cannot (exit code 1: it cannot run pods), or how nodes run a component",
+		Long: "Without an argument, check what this host can do, and how to fix what it cannot. The exit code is 1 if it cannot run pods.\n\n" +
+			"With a .wasm FILE, a DIRECTORY with a gRPC server in Go, or an IMAGE in a registry, say how nodes run this component:\n" +
+			"on the core path (fast, in workers that pods share) or the component path, with or without snapshots, with which\n" +
+			"optional interfaces, and why. This needs no node. The exit code is 1 if no node runs it.",
+		Example: "  tripod check\n" +
+			"  tripod check app.wasm --proto greeter.proto\n" +
+			"  tripod check registry.example/greeter:1",
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return component.Run(c.Context(), app, args[0])
+			}
+			if err := component.Unused(c.Flags()); err != nil {
+				return err
+			}
 			cfg, err := s.load()
 			if err != nil {
 				return err
@@ -42,6 +57,7 @@ func checkCommand(app *cli.App) *cobra.Command {
 		},
 	}
 	s.flags(c)
+	component.Flags(c.Flags())
 	c.Flags().BoolVar(&images, "images", false, "have the daemon read all images and check their digests, as `tripod images verify` does")
 	app.OutputFlag(c)
 	return c

@@ -59,14 +59,33 @@ func (a *App) PushCommand() *cobra.Command {
 	f.StringVar(&p.component, "component", "", "DOMAIN:SERVER@VERSION, the component's name in the labels of pods")
 	f.StringVar(&p.prefix, "label-prefix", config.Default().Node.ComponentLabelPrefix, "prefix of the labels for --component")
 	f.StringToStringVar(&p.annotations, "annotation", nil, "KEY=VALUE for the manifest")
-	f.BoolVar(&p.registries.PlainHTTP, "plain-http", false, "use http for registries without a hosts.toml")
-	f.StringSliceVar(&p.registries.HostsDir, "hosts-dir", config.Default().Image.HostsDirs, "directories with hosts.toml files (certs.d)")
-	f.StringVar(&p.registries.DockerConfig, "docker-config", dockerConfig(), "docker config.json with logins")
-	f.StringVar(&p.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
+	p.registries.flags(f)
 	f.BoolVar(&p.dryRun, "dry-run", false, "check the files without pushing")
 	f.DurationVar(&p.timeout, "timeout", 10*time.Minute, "timeout")
 	a.OutputFlag(c)
 	return c
+}
+
+// registryFlags say how to reach a registry without a node.
+type registryFlags struct {
+	image.Registries
+	creds string
+}
+
+func (r *registryFlags) flags(f *pflag.FlagSet) {
+	f.BoolVar(&r.PlainHTTP, "plain-http", false, "use http for registries without a hosts.toml")
+	f.StringSliceVar(&r.HostsDir, "hosts-dir", config.Default().Image.HostsDirs, "directories with hosts.toml files (certs.d)")
+	f.StringVar(&r.DockerConfig, "docker-config", dockerConfig(), "docker config.json with logins")
+	f.StringVar(&r.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
+}
+
+// auth returns the login that the flags give, or nil.
+func (r *registryFlags) auth() (*image.Auth, error) {
+	creds, err := parseCreds(r.creds)
+	if creds == nil {
+		return nil, err
+	}
+	return &image.Auth{Username: creds.GetUsername(), Password: creds.GetPassword()}, nil
 }
 
 // dockerConfig returns the path of the file where docker login stores logins.
@@ -86,8 +105,7 @@ type push struct {
 	description
 	component, prefix string
 	annotations       map[string]string
-	registries        image.Registries
-	creds             string
+	registries        registryFlags
 	dryRun            bool
 	timeout           time.Duration
 }
@@ -111,6 +129,7 @@ type pushed struct {
 	Digest      string            `json:"digest"`
 	World       artifact.World    `json:"world,omitempty"`
 	Services    []string          `json:"services,omitempty"`
+	Route       *artifact.Route   `json:"route,omitempty"`
 	Layers      []pushedLayer     `json:"layers"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 	Warnings    []string          `json:"warnings,omitempty"`
@@ -144,26 +163,39 @@ func (p *push) load(ctx context.Context, file string) (*artifact.Spec, *pushed, 
 	if err != nil {
 		return nil, nil, err
 	}
-	outline, err := wasmbin.Read(bytes.NewReader(binary), int64(len(binary)))
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", file, err)
-	}
 	spec := &artifact.Spec{Wasm: binary}
 	if spec.Annotations, err = p.manifestAnnotations(); err != nil {
 		return nil, nil, err
 	}
-	served, err := p.describe(ctx, spec, outline)
+	result, err := p.judge(ctx, spec)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", file, err)
 	}
-	result := &pushed{Services: served.services, Annotations: spec.Annotations, Warnings: artifact.Warnings(binary, served.methods)}
+	return spec, result, nil
+}
+
+// judge checks that a node would run a component, and completes its spec. It returns what is known without the image.
+func (d *description) judge(ctx context.Context, spec *artifact.Spec) (*pushed, error) {
+	outline, err := wasmbin.Read(bytes.NewReader(spec.Wasm), int64(len(spec.Wasm)))
+	if err != nil {
+		return nil, err
+	}
+	served, err := d.describe(ctx, spec, outline)
+	if err != nil {
+		return nil, err
+	}
+	result := &pushed{Services: served.services, Annotations: spec.Annotations, Warnings: artifact.Warnings(spec.Wasm, served.methods)}
+	if result.World, err = artifact.Check(outline, served.interfaces); err != nil {
+		return nil, err
+	}
+	if result.Route, err = artifact.RouteOf(spec.Wasm, outline, result.World); err != nil {
+		return nil, err
+	}
 	if served.noSnapshot != "" {
+		result.Route.RefuseSnapshot(served.noSnapshot)
 		result.Warnings = append(result.Warnings, "each request will initialize the component again: "+served.noSnapshot)
 	}
-	if result.World, err = artifact.Check(outline, served.interfaces); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return spec, result, nil
+	return result, nil
 }
 
 // runDisk implements run for the disk of a VM.
@@ -192,13 +224,9 @@ func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, bl
 	if p.dryRun {
 		return image.DigestReference(ref, manifest.Digest)
 	}
-	creds, err := parseCreds(p.creds)
+	auth, err := p.registries.auth()
 	if err != nil {
 		return "", err
-	}
-	var auth *image.Auth
-	if creds != nil {
-		auth = &image.Auth{Username: creds.GetUsername(), Password: creds.GetPassword()}
 	}
 	shown := p.app.newProgress("pushing " + ref)
 	name, err := p.registries.Push(ctx, ref, auth, func(sent image.Progress) { shown.set(sent.Done, sent.Total) }, manifest, blobs...)
@@ -233,14 +261,15 @@ type served struct {
 
 // describe sets the component's descriptors in spec and returns what it serves, which is nothing for a component without
 // services.
-func (p *push) describe(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) (served, error) {
-	services, noSnapshot := p.services, ""
+func (d *description) describe(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) (served, error) {
+	services, noSnapshot := d.services, ""
 	var err error
 	switch {
-	case len(p.protos) > 0 && p.descriptors != "":
+	case len(spec.Descriptors) > 0: // those of an image
+	case len(d.protos) > 0 && d.descriptors != "":
 		return served{}, fmt.Errorf("use either --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
-	case len(p.protos) > 0:
-		source, err := protosource.Compile(ctx, p.protos, p.imports)
+	case len(d.protos) > 0:
+		source, err := protosource.Compile(ctx, d.protos, d.imports)
 		if err != nil {
 			return served{}, err
 		}
@@ -250,8 +279,8 @@ func (p *push) describe(ctx context.Context, spec *artifact.Spec, outline *wasmb
 		if spec.Descriptors, err = (proto.MarshalOptions{Deterministic: true}).Marshal(source.Set); err != nil {
 			return served{}, err
 		}
-	case p.descriptors != "":
-		if spec.Descriptors, err = os.ReadFile(p.descriptors); err != nil {
+	case d.descriptors != "":
+		if spec.Descriptors, err = os.ReadFile(d.descriptors); err != nil {
 			return served{}, err
 		}
 	case artifact.IsRaw(outline):
@@ -352,6 +381,9 @@ func (a *App) printPushed(p *pushed) error {
 	return a.Print(p, func(wide bool) error {
 		for _, w := range p.Warnings {
 			fmt.Fprintln(a.Stderr, "tripod push: warning:", w)
+		}
+		if p.Route != nil {
+			fmt.Fprintln(a.Stderr, "tripod push:", p.Route)
 		}
 		if !wide {
 			_, err := fmt.Fprintln(a.Stdout, p.Reference)

@@ -21,9 +21,11 @@ func TestEdgeImage(t *testing.T) {
 	}
 	push := exec.CommandContext(t.Context(), tripod, "push", "--plain-http", relayModule, harness.Registry(t).Addr+"/edge/relay:1")
 	push.Dir = t.TempDir()
-	out, err := push.CombinedOutput()
+	var errs strings.Builder
+	push.Stderr = &errs
+	out, err := push.Output()
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatalf("%v\n%s", err, &errs)
 	}
 	_, digest, _ := strings.Cut(strings.TrimSpace(string(out)), "@")
 	module := n.o.MustEdge("run", harness.ImagePrefix+"edge/relay@"+digest, "--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1")

@@ -24,16 +24,25 @@ func TestWasmPush(t *testing.T) {
 	}
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	example := func(name string) string { return filepath.Join(harness.Root(), "examples", "wasm", name) }
+	run := func(args ...string) (stdout, stderr string) {
+		t.Helper()
+		c := exec.CommandContext(t.Context(), tripod, args...)
+		var errs strings.Builder
+		c.Dir, c.Stderr = t.TempDir(), &errs
+		out, err := c.Output()
+		if err != nil {
+			t.Fatalf("tripod %q: %v\n%s%s", args, err, out, &errs)
+		}
+		return strings.TrimSpace(string(out)), errs.String()
+	}
 	push := func(app, name string, args ...string) string {
 		t.Helper()
-		args = append([]string{"push", "--plain-http", example(app), harness.Registry(t).Addr + "/" + name}, args...)
-		c := exec.CommandContext(t.Context(), tripod, args...)
-		c.Dir = t.TempDir()
-		out, err := c.CombinedOutput()
-		if err != nil {
-			t.Fatalf("tripod %q: %v\n%s", args, err, out)
+		ref, notes := run(append([]string{"push", "--plain-http", example(app), harness.Registry(t).Addr + "/" + name}, args...)...)
+		_, path, _ := strings.Cut(notes, ": ")
+		if line, _ := run("check", "--plain-http", ref); !strings.HasSuffix(line, "; "+strings.TrimSpace(path)) || !strings.HasPrefix(path, "core path") {
+			t.Errorf("output of tripod check: got %q, want what push said: %q", line, notes)
 		}
-		return strings.TrimSpace(string(out))
+		return ref
 	}
 	proto := []string{"--proto", example("greeter/greeter.proto"), "--component", "example.org:Pushed@2.0.0"}
 	ref := push("greeter-c/greeter-c.wasm", "pushed/greeter:1", proto...)

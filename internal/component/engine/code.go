@@ -57,10 +57,7 @@ func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 }
 
 func (e *Engine) load(img *image, host Host) (*Code, error) {
-	c := &Code{engine: e, img: img, path: PathCore}
-	if len(img.modules) == 0 {
-		c.path = PathComponent
-	}
+	c := &Code{engine: e, img: img, path: img.path()}
 	var err error
 	if c.host, err = newHostTable(c, host); err != nil {
 		c.Close()

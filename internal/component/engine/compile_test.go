@@ -160,8 +160,8 @@ func TestDamagedImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w, err := Inspect(img); err != nil || w != WorldCommand {
-		t.Errorf("Inspect = %q, %v; want %q", w, err, WorldCommand)
+	if w, err := Inspect(img); err != nil || w.World != WorldCommand {
+		t.Errorf("Inspect = %+v, %v; want the world %q", w, err, WorldCommand)
 	}
 	flipped := func(at int) []byte {
 		b := bytes.Clone(img)

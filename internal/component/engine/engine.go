@@ -340,7 +340,7 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 	if img.Plan == nil {
 		return e.compileModule(ctx, bin.Modules[0], img)
 	}
-	img.Snapshot = snapshotInspection{Reason: "the guest has several core modules"}
+	img.Snapshot = snapshotInspection{Reason: cmp.Or(wasmbin.WhyNoSnapshot(wasm, plan.Modules), "the guest has several core modules")}
 	for _, m := range plan.Modules {
 		if err := e.addModule(ctx, m.Code, img); err != nil {
 			return err

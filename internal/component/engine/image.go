@@ -86,14 +86,30 @@ func decodeImage(b []byte) (*image, error) {
 	return i, nil
 }
 
-// Inspect returns the world of the guest in a code image, so that the caller can choose the Host for Load. If the image
-// is damaged or has another fingerprint, Inspect returns the same error as Load.
-func Inspect(image []byte) (World, error) {
+// Inspected says what the guest in a code image is, and how it is called.
+type Inspected struct {
+	World World // decides on the Host for Load
+	Path  Path
+	// WhyComponent and WhyNoSnapshot are what the methods of Code of these names return.
+	WhyComponent, WhyNoSnapshot string
+}
+
+// Inspect looks at a code image without loading it. If the image is damaged or has another fingerprint, Inspect returns the
+// same error as Load.
+func Inspect(image []byte) (Inspected, error) {
 	img, err := decodeImage(image)
 	if err != nil {
-		return "", err
+		return Inspected{}, err
 	}
-	return img.World, nil
+	return Inspected{img.World, img.path(), img.CoreOdd, img.whyNoSnapshot()}, nil
+}
+
+// path returns the path that calls take by default.
+func (i *image) path() Path {
+	if len(i.modules) == 0 {
+		return PathComponent
+	}
+	return PathCore
 }
 
 func stale(why string) error {

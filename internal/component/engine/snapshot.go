@@ -36,9 +36,8 @@ type snapshotInspection struct {
 
 // detach separates the module from its memory if the guest can have snapshots. Otherwise it returns nil.
 func (i *inspection) detach(m wasmbin.Module) (*wasmbin.Detached, error) {
-	i.Snapshot = snapshotInspection{}
-	if !m.HasExport(snapshotInterface+".0#prepare", wasmbin.Func) {
-		i.Snapshot.Reason = fmt.Sprintf("the guest does not export %s.0", snapshotInterface)
+	i.Snapshot = snapshotInspection{Reason: wasmbin.WhyNoSnapshot(m.Code, []wasmbin.Module{m})}
+	if i.Snapshot.Reason != "" {
 		return nil, nil
 	}
 	d, reason, err := wasmbin.Detach(m.Code)
@@ -109,11 +108,13 @@ func PrepareSignature() Signature {
 }
 
 // WhyNoSnapshot returns why instances of the guest cannot begin from a snapshot, or "" if they can.
-func (c *Code) WhyNoSnapshot() string {
-	if c.img.Snapshot.Detached {
+func (c *Code) WhyNoSnapshot() string { return c.img.whyNoSnapshot() }
+
+func (i *inspection) whyNoSnapshot() string {
+	if i.Snapshot.Detached {
 		return ""
 	}
-	return cmp.Or(c.img.Snapshot.Reason, "the guest is not called on its linear memory")
+	return cmp.Or(i.Snapshot.Reason, "the guest is not called on its linear memory")
 }
 
 // Snapshot is the state of an instance of a guest, from which other instances begin: its memory, which they share until

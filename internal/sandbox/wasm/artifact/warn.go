@@ -7,20 +7,25 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
-)
 
-// qjsMarker is part of every component made by componentize-qjs, which passes integers to JavaScript as numbers. Such
-// numbers are exact only up to 2^53 (README of componentize-qjs, "Type Mappings").
-var qjsMarker = []byte("componentize_qjs")
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
+)
 
 // exactMessages are messages whose only 64-bit field, the seconds, is always exact: its values are far below 2^53.
 var exactMessages = map[protoreflect.FullName]bool{"google.protobuf.Timestamp": true, "google.protobuf.Duration": true}
 
 // Warnings returns warnings about a valid component that serves the given methods. It warns if the component's language
-// cannot exactly represent the methods' 64-bit fields.
-func Warnings(wasm []byte, methods []protoreflect.MethodDescriptor) []string {
-	if !bytes.Contains(wasm, qjsMarker) {
+// cannot exactly represent the methods' 64-bit fields, and if its random numbers repeat.
+//
+// componentize-qjs passes integers to JavaScript as numbers, which are exact only up to 2^53 (its README, "Type Mappings").
+// It seeds the generator of Math.random when it builds the component, so the generator's state is the same in all instances.
+func Warnings(wasm []byte, methods []protoreflect.MethodDescriptor) (warnings []string) {
+	if wasmbin.InitializedBy(wasm) != wasmbin.ComponentizeQJS {
 		return nil
+	}
+	if bytes.Contains(wasm, []byte("Math.random")) {
+		warnings = append(warnings, "this component uses Math.random, which gives each new instance, and so each request, the same values, "+
+			"because componentize-qjs has seeded it when it built the component. Import wasi:random/random")
 	}
 	var wide []string
 	seen := map[protoreflect.FullName]bool{}
@@ -28,12 +33,12 @@ func Warnings(wasm []byte, methods []protoreflect.MethodDescriptor) []string {
 		wide = append(wide, wideFields(m.Input(), seen)...)
 		wide = append(wide, wideFields(m.Output(), seen)...)
 	}
-	if len(wide) == 0 {
-		return nil
+	if len(wide) > 0 {
+		slices.Sort(wide)
+		warnings = append(warnings, fmt.Sprintf("this component's JavaScript silently rounds 64-bit integers beyond 2^53: %s. "+
+			"If values can be that large, make the field a string", strings.Join(wide, ", ")))
 	}
-	slices.Sort(wide)
-	return []string{fmt.Sprintf("this component's JavaScript silently rounds 64-bit integers beyond 2^53: %s. "+
-		"If values can be that large, make the field a string", strings.Join(wide, ", "))}
+	return warnings
 }
 
 // wideFields returns the 64-bit integer fields of a message and of its nested messages.

@@ -75,13 +75,13 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 		return nil, err
 	}
 	defer func() { _ = unix.Munmap(image) }() // Load copies what it needs
-	world, err := engine.Inspect(image)
+	inspected, err := engine.Inspect(image)
 	if err != nil {
 		return nil, err
 	}
-	loaded := &code{Loaded: workerapi.Loaded{Digest: c.Digest, World: world}}
+	loaded := &code{Loaded: workerapi.Loaded{Digest: c.Digest, World: inspected.World}}
 	var host engine.Host
-	switch world {
+	switch inspected.World {
 	case engine.WorldGRPC:
 		if loaded.schema, err = parseSchema(c); err != nil {
 			return nil, err

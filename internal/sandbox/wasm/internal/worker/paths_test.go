@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
@@ -23,14 +24,32 @@ func BenchmarkJavaScript(b *testing.B) {
 			s := newServingBy(b, e, examples+"greeter-js/greeter-js.wasm", examples+"greeter/greeter.proto", workerapi.PodSpec{}, options)
 			require.Equal(b, path, s.pod.code.engine.Path(), s.pod.code.OwnWorkerReason)
 			m := s.methodOf(b, "/greet.v1.Greeter/SayHello")
-			b.Run("one", func(b *testing.B) {
-				call := &oneCall{request: []byte("\x0a\x03Ada"), header: http.Header{}, trailer: http.Header{}}
-				for b.Loop() {
-					if err := s.Invoke(b.Context(), m, call); err != nil {
-						b.Fatal(err)
+			fresh, reused := workerapi.Limits{}, workerapi.Limits{Reuse: true}
+			require.NoError(b, fillLimits(&fresh))
+			require.NoError(b, fillLimits(&reused))
+			b.Run("instance", func(b *testing.B) {
+				reportFaults(b, func() {
+					for b.Loop() {
+						g, err := s.pod.instantiate(b.Context(), fresh)
+						require.NoError(b, err)
+						g.Close()
 					}
-				}
+				})
 			})
+			for name, limits := range map[string]*workerapi.Limits{"one": &fresh, "reused": &reused} {
+				b.Run(name, func(b *testing.B) {
+					s.limits.Store(limits)
+					defer s.limits.Store(&fresh)
+					call := &oneCall{request: []byte("\x0a\x03Ada"), header: http.Header{}, trailer: http.Header{}}
+					reportFaults(b, func() {
+						for b.Loop() {
+							if err := s.Invoke(b.Context(), m, call); err != nil {
+								b.Fatal(err)
+							}
+						}
+					})
+				})
+			}
 			b.Run("parallel", func(b *testing.B) {
 				b.SetParallelism(16)
 				b.RunParallel(func(pb *testing.PB) {
@@ -45,6 +64,15 @@ func BenchmarkJavaScript(b *testing.B) {
 			})
 		})
 	}
+}
+
+// reportFaults reports the page faults of each iteration.
+func reportFaults(b *testing.B, run func()) {
+	var before, after unix.Rusage
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &before))
+	run()
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &after))
+	b.ReportMetric(float64(after.Minflt-before.Minflt)/float64(b.N), "faults/op")
 }
 
 // TestPathsAgree sends the same calls to a component in JavaScript on both paths: messages, metadata and errors must be
