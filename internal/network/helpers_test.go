@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/test/accept"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -214,17 +215,7 @@ func (n *node) serve(netns string, addr, greeting string) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.WriteString(conn, greeting)
-			_ = conn.Close()
-		}
-	}()
+	accept.Each(n.t, listener, func(conn net.Conn) { _, _ = io.WriteString(conn, greeting) })
 }
 
 // ask connects to addr from inside the namespace and returns the server's greeting.

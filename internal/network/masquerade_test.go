@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/tripod-run/tripod/test/accept"
 )
 
 // The world is a network that the test host is connected to. It has no route back to the pods.
@@ -55,17 +57,9 @@ func joinWorld(t *testing.T, n *node) {
 	listener, err := net.FileListener(file)
 	must(err)
 	_ = file.Close()
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.WriteString(conn, netip.MustParseAddrPort(conn.RemoteAddr().String()).Addr().String())
-			_ = conn.Close()
-		}
-	}()
+	accept.Each(t, listener, func(conn net.Conn) {
+		_, _ = io.WriteString(conn, netip.MustParseAddrPort(conn.RemoteAddr().String()).Addr().String())
+	})
 }
 
 func TestPodsReachTheWorldWithTheNodesAddress(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/tripod-run/tripod/test/accept"
 	"github.com/tripod-run/tripod/test/harness"
 )
 
@@ -17,21 +18,11 @@ func echoServers(t *testing.T) (tcpPort, udpPort string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				text, _ := io.ReadAll(conn)
-				host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-				fmt.Fprintf(conn, "%s from %s", text, host)
-			}()
-		}
-	}()
+	accept.Each(t, l, func(conn net.Conn) {
+		text, _ := io.ReadAll(conn)
+		host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+		fmt.Fprintf(conn, "%s from %s", text, host)
+	})
 	packets, err := net.ListenPacket("udp4", ":0")
 	if err != nil {
 		t.Fatal(err)

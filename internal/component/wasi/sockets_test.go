@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/test/accept"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -117,26 +118,6 @@ func (g *guest) connect(to string) (socket, in, out uint32) {
 	return socket, streams.U32(), streams.U32()
 }
 
-// listen starts a server that calls serve with each connection.
-func listen(t *testing.T, serve func(net.Conn)) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { defer conn.Close(); serve(conn) }()
-		}
-	}()
-	return l.Addr().String()
-}
-
 func echoTCP(conn net.Conn) { _, _ = io.Copy(conn, conn) }
 
 func TestSocketsWithoutNetwork(t *testing.T) {
@@ -149,7 +130,7 @@ func TestSocketsWithoutNetwork(t *testing.T) {
 // TestTCP: bytes pass both ways, and each side sees the other's end.
 func TestTCP(t *testing.T) {
 	g := newGuest(t, Options{Network: &loopback{}})
-	at := listen(t, echoTCP)
+	at := accept.Loopback(t, echoTCP)
 	socket, in, out := g.connect(at)
 	if got := g.tcp("remote-address", socket).Rest(); !bytes.Equal(got[4:], address(at)) {
 		t.Errorf("remote-address = % x, want % x", got[4:], address(at))
@@ -182,7 +163,7 @@ func TestTCP(t *testing.T) {
 // TestTCPDroppedEarly: what a guest has written before it drops everything is sent, and then the connection ends.
 func TestTCPDroppedEarly(t *testing.T) {
 	received := make(chan []byte, 1)
-	at := listen(t, func(conn net.Conn) {
+	at := accept.Loopback(t, func(conn net.Conn) {
 		all, _ := io.ReadAll(conn)
 		received <- all
 	})
@@ -210,7 +191,7 @@ func TestTCPDroppedEarly(t *testing.T) {
 func TestTCPLingersBriefly(t *testing.T) {
 	n := &loopback{opened: make(chan net.Conn, 1)}
 	g := newGuest(t, Options{Network: n})
-	at := listen(t, func(net.Conn) { <-t.Context().Done() })
+	at := accept.Loopback(t, func(net.Conn) { <-t.Context().Done() })
 	socket, in, out := g.connect(at)
 	conn := (<-n.opened).(*net.TCPConn)
 	const calm = 200 * time.Millisecond
@@ -236,7 +217,7 @@ func TestTCPLingersBriefly(t *testing.T) {
 // TestSocketsEndWithTheInstance: connections, attempts and lookups end when the State is closed.
 func TestSocketsEndWithTheInstance(t *testing.T) {
 	closed := make(chan struct{}, 1)
-	at := listen(t, func(conn net.Conn) {
+	at := accept.Loopback(t, func(conn net.Conn) {
 		_, _ = io.Copy(io.Discard, conn)
 		closed <- struct{}{}
 	})
@@ -272,7 +253,7 @@ func TestSocketsEndWithTheInstance(t *testing.T) {
 func TestTCPWrongOrder(t *testing.T) {
 	n := &loopback{hold: make(chan struct{})}
 	g := newGuest(t, Options{Network: n})
-	at := listen(t, echoTCP)
+	at := accept.Loopback(t, echoTCP)
 	s := g.newSocket("tcp", ipv4)
 	refused := func(state string, want map[ErrorCode]string) {
 		t.Helper()
@@ -355,7 +336,7 @@ func TestSocketOptions(t *testing.T) {
 		"hop-limit": {0}, "receive-buffer-size": u64(0), "send-buffer-size": u64(0)} {
 		failed(t, g.tcp("set-"+name, s, zero), int(CodeInvalidArgument))
 	}
-	ok(t, g.tcp("start-connect", s, g.network(), address(listen(t, echoTCP))))
+	ok(t, g.tcp("start-connect", s, g.network(), address(accept.Loopback(t, echoTCP))))
 	g.block(g.tcp("subscribe", s))
 	ok(t, g.tcp("finish-connect", s))
 	ok(t, g.tcp("set-keep-alive-count", s, u32(1000)))
@@ -384,7 +365,7 @@ func TestSocketOptions(t *testing.T) {
 // TestStreamErrorCode: the error of a stream has the code of its connection.
 func TestStreamErrorCode(t *testing.T) {
 	g := newGuest(t, Options{Network: &loopback{}})
-	_, in, out := g.connect(listen(t, func(conn net.Conn) {
+	_, in, out := g.connect(accept.Loopback(t, func(conn net.Conn) {
 		_, _ = conn.Read(make([]byte, 1))
 		_ = conn.(*net.TCPConn).SetLinger(0) // so that Close resets the connection
 	}))

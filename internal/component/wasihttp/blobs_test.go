@@ -1,9 +1,6 @@
 package wasihttp
 
 import (
-	"bytes"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,21 +38,12 @@ func TestBlobsGuest(t *testing.T) {
 			{"DELETE", "/c", "", "", "", 200, ""},
 			{"GET", "/c", "", "", "", 502, "there is no such container"},
 		} {
-			r, err := http.NewRequestWithContext(t.Context(), c.method, url+c.path, bytes.NewReader([]byte(c.body)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := request(t, c.method, url+c.path, strings.NewReader(c.body))
 			if c.header != "" {
 				r.Header.Set(c.header, c.value)
 			}
-			resp, err := http.DefaultClient.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, err := io.ReadAll(resp.Body)
-			resp.Body.Close()
-			if err != nil || resp.StatusCode != c.status || string(text) != c.want {
-				t.Errorf("%s %s = %d, %.100q, %v; want %d, %.100q", c.method, c.path, resp.StatusCode, text, err, c.status, c.want)
+			if status, text := answerTo(t, r); status != c.status || text != c.want {
+				t.Errorf("%s %s = %d, %.100q; want %d, %.100q", c.method, c.path, status, text, c.status, c.want)
 			}
 		}
 	})

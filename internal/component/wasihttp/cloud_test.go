@@ -1,7 +1,6 @@
 package wasihttp
 
 import (
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,23 +17,11 @@ var cloudCode = sync.OnceValues(func() (*engine.Code, error) { return compile("c
 // getText sends a request to the example cloud-c and returns the status and the text of the response.
 func getText(t *testing.T, url string, headers map[string]string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := request(t, http.MethodGet, url, nil)
 	for name, value := range headers {
 		r.Header.Set(name, value)
 	}
-	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(text)
+	return answerTo(t, r)
 }
 
 // TestCloudGuest: a guest reads its configuration and logs, on both paths.

@@ -97,6 +97,21 @@ func (h *hello) serve(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
+// answerTo sends a request and returns the status and the text of the response.
+func answerTo(t *testing.T, r *http.Request) (int, string) {
+	t.Helper()
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
 // TestOutgoingExample: a guest passes requests, bodies and errors of another server on.
 func TestOutgoingExample(t *testing.T) {
 	target := target(t, false, func(w http.ResponseWriter, r *http.Request) {
@@ -119,16 +134,7 @@ func TestOutgoingExample(t *testing.T) {
 			for _, h := range headers {
 				r.Header.Set(h, "3")
 			}
-			resp, err := http.DefaultClient.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer resp.Body.Close()
-			text, err := io.ReadAll(resp.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return resp.StatusCode, string(text)
+			return answerTo(t, r)
 		}
 		big := bytes.Repeat([]byte("0123456789"), 300_000)
 		if status, body := fetch("POST", "/fetch", target.URL+"/echo", big); status != http.StatusAccepted || body != string(big) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/test/accept"
 )
 
 // meter is a wasi.Quota without a limit.
@@ -49,25 +50,10 @@ func smallFields(n int) string {
 
 // rawServer answers each connection with the given text.
 func rawServer(t testing.TB, answer string) (url string) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				conn.Read(make([]byte, 4096))
-				io.WriteString(conn, answer)
-			}()
-		}
-	}()
-	return "http://" + l.Addr().String() + "/"
+	return "http://" + accept.Loopback(t, func(conn net.Conn) {
+		conn.Read(make([]byte, 4096))
+		io.WriteString(conn, answer)
+	}) + "/"
 }
 
 func heap() int64 {

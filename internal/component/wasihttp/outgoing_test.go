@@ -358,22 +358,7 @@ func TestOutgoingErrorCodes(t *testing.T) {
 	})
 	defer close(hung)
 	secure := target(t, true, func(http.ResponseWriter, *http.Request) {})
-	raw, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer raw.Close()
-	go func() {
-		for {
-			conn, err := raw.Accept()
-			if err != nil {
-				return
-			}
-			conn.Read(make([]byte, 4096))
-			conn.Write([]byte("nonsense\r\n\r\n"))
-			conn.Close()
-		}
-	}()
+	raw := rawServer(t, "nonsense\r\n\r\n")
 	picky := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	picky.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert}
 	picky.StartTLS()
@@ -386,7 +371,7 @@ func TestOutgoingErrorCodes(t *testing.T) {
 		{server.URL + "/close", "connection-terminated"},
 		{server.URL + "/big", "HTTP-response-header-section-size"},
 		{secure.URL + "/", "TLS-certificate-error"},
-		{"http://" + raw.Addr().String() + "/", "HTTP-protocol-error"},
+		{raw, "HTTP-protocol-error"},
 		{strings.Replace(server.URL, "http:", "https:", 1) + "/", "TLS-protocol-error"},
 	} {
 		if _, _, code := g.fetch(c.url); code != c.code {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/test/accept"
 )
 
 // TestFaultW5WorkerDies checks that a worker's death makes its pods exit with code and reason, does not affect other
@@ -393,17 +394,7 @@ func TestForeignWorker(t *testing.T) {
 	r.must(os.MkdirAll(dir, 0o700))
 	l, err := net.Listen("unix", filepath.Join(dir, controlSocket))
 	r.must(err)
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			fmt.Fprint(conn, "HTTP/1.1 400 Bad Request\r\n\r\n")
-			conn.Close()
-		}
-	}()
-	defer l.Close()
+	accept.Each(t, l, func(conn net.Conn) { fmt.Fprint(conn, "HTTP/1.1 400 Bad Request\r\n\r\n") })
 	r.open()
 	r.run("p", "world=grpc")
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {

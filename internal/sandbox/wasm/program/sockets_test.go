@@ -15,6 +15,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/network/netthread"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/test/accept"
 )
 
 // socketUser is a pod of sockets-c.
@@ -62,22 +63,12 @@ func (w *world) echoes(at string) (tcp, udp string, accepted *atomic.Int64) {
 	accepted = new(atomic.Int64)
 	l, err := net.Listen("tcp", at)
 	require.NoError(w.t, err)
-	w.t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			accepted.Add(1)
-			go func() {
-				defer conn.Close()
-				host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
-				_, _ = io.Copy(conn, conn)
-				fmt.Fprint(conn, " from ", host)
-			}()
-		}
-	}()
+	accept.Each(w.t, l, func(conn net.Conn) {
+		accepted.Add(1)
+		host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+		_, _ = io.Copy(conn, conn)
+		fmt.Fprint(conn, " from ", host)
+	})
 	packets, err := net.ListenPacket("udp4", at)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { packets.Close() })

@@ -24,6 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/network/netthread"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/test/accept"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -321,17 +322,7 @@ func (n *node) listener(netns, addr string, body func(io.Writer)) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			body(conn)
-			_ = conn.Close()
-		}
-	}()
+	accept.Each(n.t, listener, func(conn net.Conn) { body(conn) })
 }
 
 // fetch reads from addr until the peer closes, and returns the number of bytes.

@@ -124,10 +124,10 @@ func (n *node) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Call
 // rig is a router on loopback with a fake node.
 type rig struct {
 	*node
-	router                  *Router
-	server                  *dataplane.Server
+	router                   *Router
+	server                   *dataplane.Server
 	tlsAddress, clearAddress string
-	roots                   *x509.CertPool
+	roots                    *x509.CertPool
 }
 
 func newRig(t *testing.T, change ...func(*Config)) *rig {
