@@ -86,6 +86,9 @@ const (
 	// A connection's peer is pinged after pingAfter of silence, and considered gone after goneAfter.
 	pingAfter = 30 * time.Second
 	goneAfter = 45 * time.Second
+	// stuckTime is how long a client can read nothing from an HTTP/2 connection while there are bytes for it. The pings
+	// do not find a client that still sends. QUIC needs no limit, because a stream can end while its writer waits.
+	stuckTime = 15 * time.Second
 	// linger is how long a drain keeps connections open after the last request, to deliver responses and to let clients
 	// react to GOAWAY.
 	linger = 250 * time.Millisecond
@@ -121,6 +124,7 @@ func (s *Server) newHTTP() *http.Server {
 		MaxReceiveBufferPerConnection: connectionWindow,
 		SendPingTimeout:               pingAfter,
 		PingTimeout:                   goneAfter - pingAfter,
+		WriteByteTimeout:              stuckTime,
 	}
 	server.ErrorLog = slog.NewLogLogger(s.log, slog.LevelWarn)
 	return server
