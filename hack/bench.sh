@@ -11,6 +11,8 @@
 #
 # bench.sh edge: only edge modules.
 #
+# bench.sh first: only the first start of a component; prints the table.
+#
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
 # build/bin/tripod-wasm and what `hack/setup.sh bench` installs; hack/containerd.sh builds today's containerd. Modules are
 # compared with plain clients of the same broker.
@@ -22,6 +24,7 @@ report=docs/benchmarks.md
 registry=127.0.0.1:5000
 image=registry.k8s.io/e2e-test-images/busybox:1.29-2
 component=registry.k8s.io/tripod/wasm/faults-c:1
+first_component=tripod/wasm/greeter-go:1 # in the registry
 machine=registry.k8s.io/tripod/vm/busybox:1
 pause=registry.k8s.io/pause:3.9
 # Where Tripod serves its metrics.
@@ -200,9 +203,19 @@ measure_wasm() {
   settle
   say "Tripod, wasm: calls"
   build/bin/wasmbench "${all[@]}" calls >"$dir/wasm-calls.md"
+  settle
+  measure_first
+  settle
   say "Tripod, wasm: $many_pods pods"
   build/bin/wasmbench "${all[@]}" many "$many_pods" >"$dir/wasm-many.md"
   stop_runtime
+}
+
+# measure_first: start the first pod of a component that the node has never seen, into $dir/wasm-first.md.
+measure_first() {
+  "$TRIPOD" push build/bin/greeter-go.wasm "$registry/$first_component" --plain-http >/dev/null
+  say "Tripod, wasm: first start of a component of $(stat -c %s build/bin/greeter-go.wasm) bytes"
+  build/bin/wasmbench --socket "unix://$socket" --image "registry.k8s.io/$first_component" --log-dir "$dir/logs" first >"$dir/wasm-first.md"
 }
 
 # measure_many: start as many containers as components, each one process that sleeps.
@@ -264,6 +277,14 @@ inside() {
   if [ "$pods" = edge ]; then
     measure_edge
     cat "$dir/edge.md"
+    return
+  fi
+  if [ "$pods" = first ]; then
+    start_tripod crun
+    await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+    measure_first
+    stop_runtime
+    cat "$dir/wasm-first.md"
     return
   fi
   if [ "$pods" = containers ]; then
@@ -361,6 +382,13 @@ http3.Server whose handler copies the body. The bare server is a process of its 
 
 $(cat "$dir/wasm-calls.md")
 
+### First start
+
+The node pulls examples/wasm/greeter-go, a gRPC server in Go, and starts its first pod at once, which waits for the compilation.
+Further pods have the code.
+
+$(cat "$dir/wasm-first.md")
+
 ## Modules by MQTT
 
 The modules are those of examples/edge on the runtime tripod/wasm. The broker is the embedded one in the daemon, and an
@@ -390,7 +418,7 @@ done
 # alone WHAT...: only one of these parts is measured.
 alone() { [[ " $* " == *" ${part:-all} "* ]]; }
 part=${1-}
-alone vm edge many || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+alone vm edge many first || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running; two would disturb each other"
@@ -399,13 +427,14 @@ if ! alone vm edge; then
   crun=$(command -v crun) || fail "crun is not installed: run hack/setup.sh"
   cc -O2 -static -D CRUN="\"$crun\"" -o build/bin/crun hack/bench/crun.c
 fi
-if ! alone vm edge many; then
+if ! alone vm edge many first; then
   containerd=$(hack/containerd.sh)
   export containerd old_version new_version=${containerd##*/}
   old_version=$(containerd --version | awk '{print $3}') old_version=${old_version%%[~+]*}
 fi
+GOOS=wasip1 GOARCH=wasm go build -C examples/wasm/greeter-go -buildmode=c-shared -o "$PWD/build/bin/greeter-go.wasm" .
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
-if alone vm edge many containers; then
+if alone vm edge many first containers; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi
 new=$(mktemp)
