@@ -16,6 +16,7 @@ packages=(
   # what the tests run
   docker-registry skopeo                # the registry on loopback, and the tool that fills it
   gpg gpg-agent                         # skopeo's signatures of images
+  openssl                               # keys, as users make them
   libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts its own
   mosquitto mosquitto-clients           # an independent MQTT broker and clients; the service stays off, tests start their own
   redis-server                          # a store for components; the service stays off, tests start their own
@@ -25,7 +26,7 @@ packages=(
   make git                              # the build itself
 )
 bench_packages=(containerd)
-browser_packages=(chromium nginx haproxy openssl)
+browser_packages=(chromium nginx haproxy)
 kubelet_packages=(etcd-server dbus-daemon)
 debian_packages=(mmdebstrap e2fsprogs)
 release_packages=(dpkg-dev)

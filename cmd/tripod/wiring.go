@@ -278,9 +278,16 @@ func wasmConfig(c *config.Config) wasm.Config {
 		Holdings: wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes,
 			Sockets: c.Wasm.MaxSockets},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory, Origins: c.Wasm.CORSOrigins,
-		CompileParallel: c.Wasm.CompileParallel,
-		LogLevel:        c.Log.Level,
+		CompileParallel: c.Wasm.CompileParallel, CompiledLayers: compiledLayers(c),
+		LogLevel: c.Log.Level,
 	}
+}
+
+func compiledLayers(c *config.Config) (rules []wasm.CompiledLayers) {
+	for _, l := range c.Wasm.CompiledLayers {
+		rules = append(rules, wasm.CompiledLayers(l))
+	}
+	return rules
 }
 
 // openWasm opens the backend for components. It returns nil if no program for the backend is configured and none is

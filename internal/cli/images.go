@@ -76,6 +76,9 @@ func (a *App) imageTable(ctx context.Context, client *Client, images []*runtimea
 	return t.flush()
 }
 
+// codeShipped is shown for machine code that this node did not compile, because the image has brought it along.
+const codeShipped = "shipped"
+
 // codeOf returns the state of the machine code of an image's component, or "-" if the image has no component.
 func (c *Client) codeOf(ctx context.Context, id string) (string, error) {
 	resp, err := c.Images.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: id}, true)
@@ -86,6 +89,9 @@ func (c *Client) codeOf(ctx context.Context, id string) (string, error) {
 	var compilation sandbox.Compilation
 	_ = json.Unmarshal([]byte(resp.GetInfo()["info"]), &info) // other runtimes have other information
 	_ = json.Unmarshal(info[cri.InfoCompilation], &compilation)
+	if compilation.Key != "" {
+		return codeShipped, nil
+	}
 	return cmp.Or(string(compilation.State), "-"), nil
 }
 

@@ -38,15 +38,22 @@ func (a *App) PushCommand() *cobra.Command {
 			"content that the registry has is not sent again.\n\n" +
 			"A DIRECTORY is the package of a gRPC server in Go that uses github.com/tripod-run/tripod/sdk/go. It is built with\n" +
 			"the Go toolchain in PATH, and the descriptors are taken from the program.\n\n" +
+			"With --compiled, the image also has the machine code for nodes with the engine and processor of this machine. The key is\n" +
+			"of `openssl genpkey -algorithm ed25519 -out fleet.key`; nodes need its public half (`openssl pkey -in fleet.key -pubout`) in\n" +
+			"their [[wasm.compiled_layer]]. Other nodes compile the component, as without it.\n\n" +
 			"A qcow2 image or a raw disk (.raw, .img), optionally compressed (.gz, .xz, .zst), is pushed as the disk of a VM.",
 		Example: "  tripod push app.wasm registry.example/greeter:1 --proto greeter.proto\n" +
 			"  tripod push app.wasm registry.example/greeter:1 --descriptors greeter.pb --component example.com:greet.Greeter@1.0.0\n" +
 			"  tripod push ./cmd/server registry.example/greeter:1\n" +
+			"  tripod push app.wasm registry.example/greeter:1 --proto greeter.proto --compiled --key fleet.key\n" +
 			"  tripod push debian.qcow2 registry.example/debian:12",
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), p.timeout)
 			defer cancel()
+			if err := p.compiled.check(); err != nil {
+				return err
+			}
 			result, err := p.run(ctx, args[0], args[1])
 			if err != nil {
 				return err
@@ -61,6 +68,7 @@ func (a *App) PushCommand() *cobra.Command {
 	f.StringToStringVar(&p.annotations, "annotation", nil, "KEY=VALUE for the manifest")
 	p.registries.flags(f)
 	f.BoolVar(&p.dryRun, "dry-run", false, "check the files without pushing")
+	p.compiled.flags(f)
 	f.DurationVar(&p.timeout, "timeout", 10*time.Minute, "timeout")
 	a.OutputFlag(c)
 	return c
@@ -108,6 +116,7 @@ type push struct {
 	registries        registryFlags
 	dryRun            bool
 	timeout           time.Duration
+	compiled          compiledPush
 }
 
 // description says which services a component serves.
@@ -148,6 +157,9 @@ func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if err := p.compiled.addTo(ctx, spec); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	built, err := artifact.Build(*spec)
 	if err != nil {
@@ -200,8 +212,8 @@ func (d *description) judge(ctx context.Context, spec *artifact.Spec) (*pushed, 
 
 // runDisk implements run for the disk of a VM.
 func (p *push) runDisk(ctx context.Context, file, ref string) (*pushed, error) {
-	if len(p.protos) > 0 || p.descriptors != "" || len(p.services) > 0 || p.component != "" {
-		return nil, fmt.Errorf("%s is a disk; --proto, --descriptors, --service and --component are for WebAssembly components: %w", file, errdefs.ErrInvalidArgument)
+	if len(p.protos) > 0 || p.descriptors != "" || len(p.services) > 0 || p.component != "" || p.compiled.wanted {
+		return nil, fmt.Errorf("%s is a disk; --proto, --descriptors, --service, --component and --compiled are for WebAssembly components: %w", file, errdefs.ErrInvalidArgument)
 	}
 	manifest, blobs, err := image.BuildDisk(file, p.annotations)
 	if err != nil {

@@ -156,6 +156,11 @@ func TestPushRefuses(t *testing.T) {
 		"--service needs":                        {greeter, "--service", "greet.v1.Greeter"},
 		"no.Such":                                {greeter, "--proto", proto, "--service", "no.Such"},
 		"--creds":                                {greeter, "--proto", proto, "--creds", "me"},
+		"--compiled needs --key":                 {greeter, "--proto", proto, "--compiled"},
+		"--key is for --compiled":                {greeter, "--proto", proto, "--key", file("key.pem", "")},
+		"none.pem: no such file":                 {greeter, "--proto", proto, "--compiled", "--key", filepath.Join(dir, "none.pem")},
+		"it is not a PEM file":                   {greeter, "--proto", proto, "--compiled", "--key", file("text.pem", "a key")},
+		"are for WebAssembly components":         {file("disk.raw", strings.Repeat("\x00", 510)+"\x55\xaa"+strings.Repeat("\x00", 512)), "--compiled", "--key", file("key.pem", "")},
 	} {
 		_, err := pushTo(t, append([]string{args[0], host + "/x:1", "--plain-http"}, args[1:]...)...)
 		if err == nil || !strings.Contains(err.Error(), words) {

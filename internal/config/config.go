@@ -144,6 +144,14 @@ type Wasm struct {
 	CompileMemory   int64    `toml:"compile_memory"`
 	CORSOrigins     []string `toml:"cors_origins"`
 	CompileParallel int      `toml:"compile_parallel"`
+	// CompiledLayers are the rules about compiled code in images; without a rule it is not used.
+	CompiledLayers []CompiledLayer `toml:"compiled_layer"`
+}
+
+// CompiledLayer is one [[wasm.compiled_layer]]: repositories, and files with the keys whose signed code is used from there.
+type CompiledLayer struct {
+	Repositories []string `toml:"repositories"`
+	Keys         []string `toml:"keys"`
 }
 
 // VM configures the backend for virtual machines.

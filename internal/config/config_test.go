@@ -165,6 +165,37 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 }
 
 // TestHandlerAliases: a table in the document replaces the default, in either notation, and survives `config show`.
+func TestCompiledLayers(t *testing.T) {
+	const keys = "\nkeys = [\"/etc/tripod/fleet.pub\"]"
+	for name, c := range map[string]struct{ rule, says string }{
+		"a registry":    {`repositories = ["registry.example"]` + keys, ""},
+		"with a port":   {`repositories = ["127.0.0.1:5000", "127.0.0.1:5000/team"]` + keys, ""},
+		"a repository":  {`repositories = ["registry.example/team/app"]` + keys, ""},
+		"Docker's":      {`repositories = ["docker.io/library"]` + keys, ""},
+		"no repository": {keys, "wasm.compiled_layer[0]: needs repositories and keys"},
+		"no key":        {`repositories = ["registry.example"]`, "wasm.compiled_layer[0]: needs repositories and keys"},
+		"short name":    {`repositories = ["team/app"]` + keys, `wasm.compiled_layer[0].repositories: "team/app"`},
+		"all":           {`repositories = [""]` + keys, `wasm.compiled_layer[0].repositories: ""`},
+		"pattern":       {`repositories = ["registry.example/*"]` + keys, `wasm.compiled_layer[0].repositories: "registry.example/*"`},
+		"tag":           {`repositories = ["registry.example/app:1"]` + keys, `wasm.compiled_layer[0].repositories: "registry.example/app:1"`},
+		"slash":         {`repositories = ["registry.example/team/"]` + keys, `wasm.compiled_layer[0].repositories: "registry.example/team/"`},
+		"relative key":  {`repositories = ["registry.example"]` + "\nkeys = [\"fleet.pub\"]", `wasm.compiled_layer[0].keys: "fleet.pub"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			parsed, err := Parse([]byte("[[wasm.compiled_layer]]\n"+c.rule), "test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch err := parsed.Complete(); {
+			case c.says == "" && err != nil:
+				t.Errorf("Complete = %v, want nil", err)
+			case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+				t.Errorf("Complete = %v, want %q in it", err, c.says)
+			}
+		})
+	}
+}
+
 func TestHandlerAliases(t *testing.T) {
 	for document, want := range map[string]map[string]string{
 		"":                                   {"runc": "linux", "crun": "linux"},

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/distribution/reference"
+
 	"github.com/tripod-run/tripod/internal/origin"
 )
 
@@ -183,6 +185,18 @@ func (c *Config) validateWasm(v *validator) {
 		v.check(err == nil, "wasm.cors_origins", "%v", err)
 	}
 	v.check(w.CompileParallel >= 0, "wasm.compile_parallel", "%d is negative", w.CompileParallel)
+	for i, l := range w.CompiledLayers {
+		key := fmt.Sprintf("wasm.compiled_layer[%d]", i)
+		v.check(len(l.Repositories) > 0 && len(l.Keys) > 0, key, "needs repositories and keys")
+		for _, r := range l.Repositories {
+			// A registry alone is completed to a name, because the field's grammar is that of a repository.
+			named, err := reference.ParseNamed(r + "/x")
+			v.check(err == nil && named.Name() == r+"/x", key+".repositories", "%q is neither a registry nor a repository with its registry", r)
+		}
+		for _, k := range l.Keys {
+			v.absolute(key+".keys", k)
+		}
+	}
 }
 
 const (

@@ -1,6 +1,7 @@
 package cri
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -8,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // The node remembers its latest events while the daemon runs. A client of GetContainerEvents that sends the header
@@ -23,7 +25,7 @@ const (
 // CompilationEvent is the type of events about the compilation of an image's component. Only clients that send
 // HeaderEvents get them, because the CRI has no events of images. The container's ID is the image's. There is no
 // sandbox, and one status, with the image's name, the state (sandbox.CompilationState) as its reason, and the reason of a
-// failure as its message.
+// failure, or where the code comes from, as its message.
 const CompilationEvent = runtimeapi.ContainerEventType(100)
 
 // GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). If the
@@ -96,9 +98,20 @@ func compilationMessage(e node.Event) *runtimeapi.ContainerEventResponse {
 	return &runtimeapi.ContainerEventResponse{
 		ContainerId: c.ImageID, ContainerEventType: CompilationEvent, CreatedAt: nano(e.At),
 		ContainersStatuses: []*runtimeapi.ContainerStatus{{
-			Id: c.ImageID, ImageRef: c.ImageID, Image: &runtimeapi.ImageSpec{Image: c.Image}, Reason: string(c.State), Message: c.Reason,
+			Id: c.ImageID, ImageRef: c.ImageID, Image: &runtimeapi.ImageSpec{Image: c.Image}, Reason: string(c.State), Message: cmp.Or(c.Reason, codeNote(c)),
 		}},
 	}
+}
+
+// codeNote says where code comes from, if the image brings code along.
+func codeNote(c *sandbox.Compilation) string {
+	switch {
+	case c.LayerRefused != "":
+		return "the code in the image is not used: " + c.LayerRefused
+	case c.Key != "":
+		return "the code is from the image, signed by " + c.Key
+	}
+	return ""
 }
 
 // eventMessage describes an event and the statuses immediately after it.

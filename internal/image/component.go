@@ -20,6 +20,10 @@ const (
 	MediaTypeWasm = "application/wasm"
 	// MediaTypeDescriptorSet is our type for a google.protobuf.FileDescriptorSet.
 	MediaTypeDescriptorSet = "application/vnd.tripod.protobuf.descriptorset.v1+protobuf"
+	// MediaTypeWasmCode is our type for compiled code, compressed with zstd (package codelayer). MediaTypeEnvelope is the
+	// type of its signature (DSSE, envelope.md).
+	MediaTypeWasmCode = "application/vnd.tripod.wasm.code.v1+zstd"
+	MediaTypeEnvelope = "application/vnd.dsse.envelope.v1+json"
 	// MediaTypeMetadata is the type of Vimana's Metadata message.
 	MediaTypeMetadata = "application/protobuf"
 
@@ -48,6 +52,8 @@ type Component struct {
 	// Descriptors and Metadata are the layers that describe the component's services. A missing layer has an empty
 	// Digest.
 	Descriptors, Metadata ocispec.Descriptor
+	// Code is the layer with compiled code, and Envelope the one with its signature. A missing layer has an empty Digest.
+	Code, Envelope ocispec.Descriptor
 	// Entrypoint is the binary's absolute path in the root filesystem; only for LayoutRootfs.
 	Entrypoint string
 }
@@ -70,9 +76,13 @@ func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
 		case layer.MediaType == MediaTypeMetadata:
 			into, limit = &c.Metadata, limits.DocumentBytes
 			c.Layout = LayoutVimana
+		case layer.MediaType == MediaTypeWasmCode:
+			into, limit = &c.Code, limits.UnpackedBytes
+		case layer.MediaType == MediaTypeEnvelope:
+			into, limit = &c.Envelope, limits.DocumentBytes
 		default:
-			return nil, invalidf("a Wasm artifact has a layer of the type %q; it may have %s, %s and %s",
-				layer.MediaType, MediaTypeWasm, MediaTypeDescriptorSet, MediaTypeMetadata)
+			return nil, invalidf("a Wasm artifact has a layer of the type %q; it may have %s, %s, %s, %s and %s",
+				layer.MediaType, MediaTypeWasm, MediaTypeDescriptorSet, MediaTypeMetadata, MediaTypeWasmCode, MediaTypeEnvelope)
 		}
 		if into.Digest != "" {
 			return nil, invalidf("a Wasm artifact has two layers of the type %q, %s and %s", layer.MediaType, into.Digest, layer.Digest)

@@ -40,15 +40,17 @@ func artifactOf(configType string, layers ...any) *rawImage {
 
 func TestComponentLayouts(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	wasm, set, meta := wasmOf("binary"), []byte("descriptors"), []byte("metadata")
+	wasm, set, meta, code, envelope := wasmOf("binary"), []byte("descriptors"), []byte("metadata"), []byte("code"), []byte("envelope")
 	for name, c := range map[string]struct {
 		artifact *rawImage
 		want     Component
 	}{
 		"plain":       {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm), Component{Layout: LayoutCNCF}},
 		"descriptors": {artifactOf(MediaTypeWasmConfig, MediaTypeDescriptorSet, set, MediaTypeWasm, wasm), Component{Layout: LayoutCNCF, Descriptors: NewBlob(MediaTypeDescriptorSet, set).Descriptor}},
-		"vimana":      {artifactOf(ocispec.MediaTypeEmptyJSON, MediaTypeWasm, wasm, MediaTypeMetadata, meta), Component{Layout: LayoutVimana, Metadata: NewBlob(MediaTypeMetadata, meta).Descriptor}},
-		"old":         {artifactOf("application/vnd.wasm.config.v1+json", "application/vnd.wasm.content.layer.v1+wasm", wasm), Component{Layout: LayoutCNCF}},
+		"code": {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, MediaTypeWasmCode, code, MediaTypeEnvelope, envelope),
+			Component{Layout: LayoutCNCF, Code: NewBlob(MediaTypeWasmCode, code).Descriptor, Envelope: NewBlob(MediaTypeEnvelope, envelope).Descriptor}},
+		"vimana": {artifactOf(ocispec.MediaTypeEmptyJSON, MediaTypeWasm, wasm, MediaTypeMetadata, meta), Component{Layout: LayoutVimana, Metadata: NewBlob(MediaTypeMetadata, meta).Descriptor}},
+		"old":    {artifactOf("application/vnd.wasm.config.v1+json", "application/vnd.wasm.content.layer.v1+wasm", wasm), Component{Layout: LayoutCNCF}},
 	} {
 		img := pull(t, s, c.artifact.push(t, reg, name))
 		c.want.Wasm = img.Component.Wasm

@@ -18,7 +18,7 @@ import (
 
 // compilation is the state of the code of an image's component.
 type compilation struct {
-	State, Reason string
+	State, Reason, Key, LayerRefused string
 }
 
 // compilationOf returns the state of the code of an image's component, from the verbose ImageStatus.

@@ -65,6 +65,8 @@ type Config struct {
 	CompileTimeout  time.Duration
 	CompileMemory   int64
 	CompileParallel int
+	// CompiledLayers say which compiled code in images is used.
+	CompiledLayers []CompiledLayers
 	// LogLevel is the workers' slog level.
 	LogLevel string
 }

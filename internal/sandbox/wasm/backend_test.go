@@ -149,7 +149,7 @@ func TestFaultI7TamperedCode(t *testing.T) {
 	a := r.shelf.images[c.ImageID].artifact
 	engine, err := r.cache.compiler.engine()
 	r.must(err)
-	code, entry := r.cache.file(a.Wasm.Digest.String(), engine, ".code"), r.cache.file(a.Wasm.Digest.String(), engine, ".json")
+	code, record := r.cache.file(a.Wasm.Digest.String(), engine, ".code"), r.cache.file(a.Wasm.Digest.String(), engine, ".json")
 	good, err := os.ReadFile(code)
 	r.must(err)
 	for name, spoil := range map[string]func() error{
@@ -158,11 +158,11 @@ func TestFaultI7TamperedCode(t *testing.T) {
 		"empty":    func() error { return os.Truncate(code, 0) },
 		"a link":   func() error { return errors.Join(os.Remove(code), os.Symlink("/etc/passwd", code)) },
 		"gone":     func() error { return os.Remove(code) },
-		"no entry": func() error { return os.Remove(entry) },
+		"no entry": func() error { return os.Remove(record) },
 		"entry of other": func() error {
-			return os.WriteFile(entry, []byte(`{"version":1,"digest":"sha256:0","engine":"x"}`), 0o600)
+			return os.WriteFile(record, []byte(`{"version":1,"digest":"sha256:0","engine":"x"}`), 0o600)
 		},
-		"entry is junk": func() error { return os.WriteFile(entry, []byte(`{`), 0o600) },
+		"entry is junk": func() error { return os.WriteFile(record, []byte(`{`), 0o600) },
 		// Code that matches its entry but has another engine is refused by the worker.
 		"other engine": func() error {
 			file, err := memoryFile("x")
@@ -171,7 +171,7 @@ func TestFaultI7TamperedCode(t *testing.T) {
 			}
 			defer file.Close()
 			_, err = file.WriteString("code of fake engine 0\nworld=grpc evil")
-			return errors.Join(err, r.cache.store(a.Wasm.Digest.String(), engine, file))
+			return errors.Join(err, r.cache.store(entry{Digest: a.Wasm.Digest.String(), Engine: engine}, file))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

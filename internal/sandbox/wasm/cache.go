@@ -22,6 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
 var (
@@ -44,6 +45,7 @@ type cache struct {
 	// changed is called when a compilation begins and when it ends, by the digest of the component.
 	changed func(digest string, c sandbox.Compilation)
 	figures compileFigures
+	layers  *layers
 	// compiling counts the flights.
 	compiling sync.WaitGroup
 
@@ -76,29 +78,37 @@ type entry struct {
 	// Size (in bytes) and SHA256 (in hexadecimal) describe the code.
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256"`
+	// Key is the fingerprint of the key that has signed the code; empty if this node has compiled it.
+	Key string `json:"key,omitempty"`
 }
 
-// flight is a compilation that is queued or in progress. The field waiting is the number of callers.
+// flight is a compilation that is queued or in progress. The field waiting is the number of callers. The compiler runs
+// between the closing of compiling and that of done.
 type flight struct {
-	waiting int
-	ticket  *ticket
-	cancel  context.CancelCauseFunc
-	done    chan struct{}
-	code    *os.File
-	err     error
+	waiting   int
+	ticket    *ticket
+	cancel    context.CancelCauseFunc
+	compiling chan struct{}
+	done      chan struct{}
+	code      *os.File
+	err       error
 }
 
 func newCache(cfg setup, compiler *compiler) *cache {
 	return &cache{
-		dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, figures: newCompileFigures(compiler.queue),
+		dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, figures: newCompileFigures(compiler.queue), layers: newLayers(cfg),
 		changed: func(string, sandbox.Compilation) {}, flights: map[string]*flight{}, failed: map[string]failure{},
 	}
 }
 
-// source opens the binary of a component for compilation.
-type source func(ctx context.Context) (*os.File, error)
+// source is where the code of a component can come from: its binary, or a signed layer of its image.
+type source struct {
+	*artifact.Artifact
+	images ImageStore
+}
 
-// open returns the verified code of a component, as a file at offset 0. It compiles the component if needed. Concurrent
+// open returns the verified code of a component, as a file at offset 0. It compiles the component if needed, unless its
+// image has code that this node accepts. Concurrent
 // callers share one compilation, which is cancelled once every caller's context has ended. A component that the compiler
 // has refused recently is refused with the same error.
 func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
@@ -139,7 +149,7 @@ func (c *cache) prepare(ctx context.Context, digest string, p priority, componen
 	if err != nil {
 		return nil, err
 	}
-	if c.stored(digest, engine) || c.refused(digest) != nil {
+	if _, ok := c.stored(digest, engine); ok || c.refused(digest) != nil {
 		return nil, nil
 	}
 	f := c.join(ctx, digest, engine, p, component)
@@ -166,7 +176,7 @@ func (c *cache) join(ctx context.Context, digest, engine string, p priority, com
 	f := c.flights[digest]
 	if f == nil {
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-		f = &flight{ticket: c.compiler.queue.enter(p), cancel: cancel, done: make(chan struct{})}
+		f = &flight{ticket: c.compiler.queue.enter(p), cancel: cancel, compiling: make(chan struct{}), done: make(chan struct{})}
 		c.flights[digest] = f
 		c.compiling.Go(func() { c.fly(ctx, digest, engine, f, component) })
 	}
@@ -175,20 +185,35 @@ func (c *cache) join(ctx context.Context, digest, engine string, p priority, com
 	return f
 }
 
-// fly waits until the compilation may begin, compiles the component, and records and reports the result.
+// fly makes the code of a component, and records and reports the result. It takes the code from the image if this node
+// accepts it, and otherwise waits until the compilation may begin.
 func (c *cache) fly(ctx context.Context, digest, engine string, f *flight, component source) {
 	defer f.ticket.leave()
+	began := time.Now()
+	result := sandbox.Compilation{State: sandbox.CompilationDone}
+	_ = guard.Call(c.log, "code of an image", func() (err error) {
+		f.code, result.Key, err = c.install(ctx, digest, engine, component)
+		return err // install has logged and counted it
+	})
+	if f.code != nil {
+		result.Took = time.Since(began)
+		c.log.Info("compiled code taken from the image", "component", digest, "image", component.ImageID, "key", result.Key, "took", result.Took)
+		c.land(ctx, digest, f, result)
+		return
+	}
 	if f.err = f.ticket.wait(ctx); f.err != nil {
 		close(f.done)
 		return
 	}
-	began := time.Now()
-	c.changed(digest, sandbox.Compilation{State: sandbox.CompilationRunning})
+	began = time.Now()
+	close(f.compiling)
+	result.LayerRefused = c.layers.refusal(digest)
+	c.changed(digest, sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: result.LayerRefused})
 	f.err = guard.Call(c.log, "compilation", func() (err error) {
 		f.code, err = c.make(ctx, digest, engine, f.ticket, component)
 		return err
 	})
-	result := sandbox.Compilation{State: sandbox.CompilationDone, Took: time.Since(began)}
+	result.Took = time.Since(began)
 	if f.err != nil {
 		result.State, result.Reason = sandbox.CompilationFailed, f.err.Error()
 		c.log.Warn("component was not compiled", "component", digest, "took", result.Took, "err", f.err)
@@ -196,6 +221,11 @@ func (c *cache) fly(ctx context.Context, digest, engine string, f *flight, compo
 		c.log.Info("component compiled", "component", digest, "took", result.Took)
 	}
 	c.figures.ended(ctx, result)
+	c.land(ctx, digest, f, result)
+}
+
+// land records the result of a flight, wakes its callers and reports the result.
+func (c *cache) land(ctx context.Context, digest string, f *flight, result sandbox.Compilation) {
 	c.remember(ctx, digest, f.err)
 	close(f.done)
 	c.changed(digest, result)
@@ -217,15 +247,16 @@ func (c *cache) state(digest string) sandbox.Compilation {
 	f, failed := c.flights[digest], c.failed[digest]
 	c.mu.Unlock()
 	engine, err := c.compiler.engine()
+	e, ok := c.stored(digest, engine)
 	switch {
-	case f != nil && !guard.IsClosed(f.ticket.admitted):
+	case f != nil && !guard.IsClosed(f.done) && !guard.IsClosed(f.compiling):
 		return sandbox.Compilation{State: sandbox.CompilationQueued}
 	case f != nil && !guard.IsClosed(f.done):
-		return sandbox.Compilation{State: sandbox.CompilationRunning}
-	case err == nil && c.stored(digest, engine):
-		return sandbox.Compilation{State: sandbox.CompilationDone}
+		return sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: c.layers.refusal(digest)}
+	case err == nil && ok:
+		return sandbox.Compilation{State: sandbox.CompilationDone, Key: e.Key, LayerRefused: c.layers.refusal(digest)}
 	case failed.err != nil:
-		return sandbox.Compilation{State: sandbox.CompilationFailed, Reason: failed.err.Error()}
+		return sandbox.Compilation{State: sandbox.CompilationFailed, Reason: failed.err.Error(), LayerRefused: c.layers.refusal(digest)}
 	default:
 		return sandbox.Compilation{State: sandbox.CompilationNone}
 	}
@@ -251,7 +282,7 @@ func (c *cache) leave(digest string, f *flight) {
 
 // make compiles a component and stores the code. It returns the code even if storing fails.
 func (c *cache) make(ctx context.Context, digest, engine string, t *ticket, component source) (*os.File, error) {
-	in, err := component(ctx)
+	in, err := component.OpenWasm(ctx, component.images)
 	if err != nil {
 		return nil, err
 	}
@@ -260,22 +291,23 @@ func (c *cache) make(ctx context.Context, digest, engine string, t *ticket, comp
 	if err != nil {
 		return nil, err
 	}
-	err = fpCompiled.Hit(ctx)
-	if err == nil {
-		if err = c.store(digest, engine, code); err != nil {
-			c.log.Warn("store compiled code failed; the next start compiles again", "component", digest, "err", err)
-			c.drop(digest, engine)
-			err = nil
-		}
-	}
-	if err == nil {
-		err = fpStored.Hit(ctx)
-	}
-	if err != nil {
+	if err := c.keep(ctx, entry{Digest: digest, Engine: engine}, code); err != nil {
 		code.Close()
 		return nil, err
 	}
 	return code, nil
+}
+
+// keep stores code. If this fails, the code is used once, and the next start makes it again.
+func (c *cache) keep(ctx context.Context, e entry, code *os.File) error {
+	if err := fpCompiled.Hit(ctx); err != nil {
+		return err
+	}
+	if err := c.store(e, code); err != nil {
+		c.log.Warn("store compiled code failed; the next start makes it again", "component", e.Digest, "err", err)
+		c.drop(e.Digest, e.Engine)
+	}
+	return fpStored.Hit(ctx)
 }
 
 // entryDir returns the directory of a component's code. The directory is named after the first half of the digest; the
@@ -287,29 +319,28 @@ func (c *cache) file(digest, engine, kind string) string {
 	return filepath.Join(c.entryDir(digest), hex.EncodeToString(sum[:8])+kind)
 }
 
-// store writes the code and then its entry. It syncs neither, because the checksum detects code damaged by a power
-// loss.
-func (c *cache) store(digest, engine string, code *os.File) error {
-	if err := os.MkdirAll(c.entryDir(digest), 0o700); err != nil {
+// store writes the code and then its entry, whose size and checksum it sets. It syncs neither, because the checksum detects
+// code damaged by a power loss.
+func (c *cache) store(e entry, code *os.File) error {
+	if err := os.MkdirAll(c.entryDir(e.Digest), 0o700); err != nil {
 		return err
 	}
-	path := c.file(digest, engine, ".code")
+	path := c.file(e.Digest, e.Engine, ".code")
 	tmp := path + ".new"
 	out, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
 	sum := sha256.New()
-	size, err := io.Copy(io.MultiWriter(out, sum), io.NewSectionReader(code, 0, 1<<62))
+	e.Size, err = io.Copy(io.MultiWriter(out, sum), io.NewSectionReader(code, 0, 1<<62))
 	if err = errors.Join(err, out.Close()); err != nil {
 		return errors.Join(err, ledger.RemoveFile(tmp))
 	}
 	if err := os.Rename(tmp, path); err != nil {
 		return err
 	}
-	return format.Write(c.file(digest, engine, ".json"), entry{
-		Digest: digest, Engine: engine, Size: size, SHA256: hex.EncodeToString(sum.Sum(nil)),
-	})
+	e.SHA256 = hex.EncodeToString(sum.Sum(nil))
+	return format.Write(c.file(e.Digest, e.Engine, ".json"), e)
 }
 
 // drop deletes the files of the code and of its entry, even incomplete files.
@@ -319,18 +350,18 @@ func (c *cache) drop(digest, engine string) {
 	}
 }
 
-// stored reports whether there is code for the component and the engine. It does not read the code, unlike verified.
-func (c *cache) stored(digest, engine string) bool {
-	var e entry
-	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil || e.Digest != digest || e.Engine != engine {
-		return false
+// stored returns the entry of the code for the component and the engine, or false if there is no code that can be used. It
+// does not read the code, unlike verified.
+func (c *cache) stored(digest, engine string) (e entry, ok bool) {
+	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil || e.Digest != digest || e.Engine != engine || !c.layers.trusts(e.Key) {
+		return entry{}, false
 	}
 	info, err := os.Lstat(c.file(digest, engine, ".code"))
-	return err == nil && info.Mode().IsRegular() && info.Size() == e.Size
+	return e, err == nil && info.Mode().IsRegular() && info.Size() == e.Size
 }
 
-// verified opens code after checking it against its entry. It returns errdefs.ErrNotFound if there is no code, and
-// ErrDataLoss if the code is damaged.
+// verified opens code after checking it against its entry. It returns errdefs.ErrNotFound if there is no code or it was
+// signed by a key that the node no longer accepts, and ErrDataLoss if the code is damaged.
 func (c *cache) verified(digest, engine string) (*os.File, error) {
 	var e entry
 	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil {
@@ -338,6 +369,9 @@ func (c *cache) verified(digest, engine string) (*os.File, error) {
 	}
 	if e.Digest != digest || e.Engine != engine {
 		return nil, fmt.Errorf("the entry is for %s with engine %s: %w", e.Digest, e.Engine, errdefs.ErrDataLoss)
+	}
+	if !c.layers.trusts(e.Key) {
+		return nil, fmt.Errorf("the code was signed by the key %s, which is no longer accepted: %w", e.Key, errdefs.ErrNotFound)
 	}
 	code, err := os.OpenFile(c.file(digest, engine, ".code"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -358,11 +392,16 @@ func (c *cache) verified(digest, engine string) (*os.File, error) {
 	return code, nil
 }
 
-// forget deletes a component's code from the disk after a worker has refused the code.
+// forget deletes a component's code from the disk after a worker has refused the code. Code of an image is not taken again.
 func (c *cache) forget(digest string) {
-	if engine, err := c.compiler.engine(); err == nil {
-		c.drop(digest, engine)
+	engine, err := c.compiler.engine()
+	if err != nil {
+		return
 	}
+	if e, ok := c.stored(digest, engine); ok && e.Key != "" {
+		c.layers.reject(digest)
+	}
+	c.drop(digest, engine)
 }
 
 // evict deletes all code from the disk, except the code of components that are in the given set or are being compiled.
@@ -381,6 +420,7 @@ func (c *cache) evict(wanted map[string]bool) error {
 	for digest := range c.flights {
 		keep[shortName(digest)] = true
 	}
+	c.layers.evict(keep)
 	maps.DeleteFunc(c.failed, func(digest string, _ failure) bool { return !keep[shortName(digest)] })
 	for _, e := range entries {
 		if !keep[e.Name()] {

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -91,10 +90,8 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 	})
 }
 
-// source returns a function that opens the binary of a component.
-func (c *catalog) source(a *artifact.Artifact) source {
-	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, c.images) }
-}
+// source returns where the code of a component can come from.
+func (c *catalog) source(a *artifact.Artifact) source { return source{a, c.images} }
 
 // recall returns the component of an existing container, even if the image was removed.
 func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description string) (*component, error) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/health"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
 )
 
 // Doctor checks whether this host can run components. It leaves nothing behind.
@@ -19,7 +20,7 @@ func Doctor(_ context.Context, cfg Config) []health.Finding {
 		return []health.Finding{{Subject: ProgramName, Detail: err.Error(),
 			Remedy: "install tripod-wasm beside tripod, or set wasm.program; without it the handler \"wasm\" is missing"}}
 	}
-	return []health.Finding{programFinding(cfg), interfacesFinding(), userFinding(cfg), addressFinding()}
+	return []health.Finding{programFinding(cfg), interfacesFinding(), userFinding(cfg), addressFinding(), layersFinding(cfg)}
 }
 
 // programFinding checks that the program can run under the same conditions as the compiler: as the unprivileged user,
@@ -39,6 +40,27 @@ func programFinding(cfg Config) health.Finding {
 // interfacesFinding lists what components can import.
 func interfacesFinding() health.Finding {
 	return health.Finding{Subject: "wasm interfaces", OK: true, Detail: "WASI 0.2, " + strings.Join(wasi.Drafts(), ", ")}
+}
+
+// layersFinding says whose compiled code is used, and warns of keys that cannot be read.
+func layersFinding(cfg Config) health.Finding {
+	f := health.Finding{Subject: "wasm code in images", OK: true, Detail: "not used", Remedy: "correct the keys of wasm.compiled_layer"}
+	if len(cfg.CompiledLayers) == 0 {
+		return f
+	}
+	var used []string
+	for _, rule := range cfg.CompiledLayers {
+		keys, err := readKeys([]CompiledLayers{rule})
+		if err != nil {
+			f.OK, f.Detail = false, err.Error()
+			return f
+		}
+		for _, key := range keys {
+			used = append(used, fmt.Sprintf("from %s if signed by %s", strings.Join(rule.Repositories, ", "), key.Fingerprint))
+		}
+	}
+	f.Detail = fmt.Sprintf("used %s; this processor has %s", strings.Join(used, ", "), strings.Join(codelayer.HostFeatures(), " "))
+	return f
 }
 
 // userFinding warns if the workers' user has an account, because a guest that escapes could access the account's files.

@@ -72,6 +72,12 @@ type shelved struct {
 // put stores an image of a component, with annotations in its manifest, and returns its ID.
 func (s *shelf) put(t testing.TB, words, ref string, annotations map[string]string) string {
 	t.Helper()
+	return s.putShipped(t, words, ref, annotations, ocispec.Descriptor{}, ocispec.Descriptor{})
+}
+
+// putShipped stores an image of a component with the layers of its compiled code.
+func (s *shelf) putShipped(t testing.TB, words, ref string, annotations map[string]string, code, envelope ocispec.Descriptor) string {
+	t.Helper()
 	raw := module(words)
 	d := digest.FromBytes(raw)
 	if err := ledger.ReplaceFile(filepath.Join(s.dir, d.Encoded()), raw, 0o644); err != nil {
@@ -82,8 +88,9 @@ func (s *shelf) put(t testing.TB, words, ref string, annotations map[string]stri
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.images[id] = &shelved{
-		image:    image.Image{ID: id, RepoTags: []string{ref}, Annotations: annotations, Component: &image.Component{Layout: image.LayoutCNCF, Wasm: wasm}},
-		artifact: &artifact.Artifact{ImageID: id, Layout: image.LayoutCNCF, Wasm: wasm, Annotations: annotations, Program: "main.wasm", Env: []string{"FROM=image", "A=0"}},
+		image: image.Image{ID: id, RepoTags: []string{ref}, Annotations: annotations, Component: &image.Component{Layout: image.LayoutCNCF, Wasm: wasm}},
+		artifact: &artifact.Artifact{ImageID: id, Layout: image.LayoutCNCF, Wasm: wasm, Annotations: annotations, Program: "main.wasm",
+			Env: []string{"FROM=image", "A=0"}, Code: code, Envelope: envelope},
 	}
 	return id
 }

@@ -85,6 +85,25 @@ func StartStandalone(ctx context.Context, c Config, g Guest) (_ *Standalone, err
 	return s, s.serve(ctx, c, g, loaded.Digest)
 }
 
+// CompileStandalone compiles a component as a node does, within the limits of the configuration, and returns the code with
+// the fingerprint of the engine. The errors are those of StartStandalone.
+func CompileStandalone(ctx context.Context, c Config, wasm []byte) (code []byte, engine string, err error) {
+	c = c.withDefaults()
+	if err := c.findProgram(); err != nil {
+		return nil, "", err
+	}
+	if engine, err = askFingerprint(c); err != nil {
+		return nil, "", err
+	}
+	compiled, err := compileStandalone(ctx, c, wasm)
+	if err != nil {
+		return nil, "", err
+	}
+	defer compiled.Close()
+	code, err = io.ReadAll(compiled)
+	return code, engine, err
+}
+
 // compileStandalone compiles a component into a memory file.
 func compileStandalone(ctx context.Context, c Config, wasm []byte) (*os.File, error) {
 	component, err := memoryFile("component")

@@ -33,7 +33,11 @@ type Artifact struct {
 	DescriptorSet ocispec.Descriptor `json:"descriptorSet,omitzero"`
 	// MetadataLayer describes the layer with Vimana's Metadata message. Its Digest is empty if there is no such layer.
 	MetadataLayer ocispec.Descriptor `json:"metadata,omitzero"`
-	Annotations   map[string]string  `json:"annotations,omitempty"` // from the manifest
+	// Code describes the layer with compiled code, and Envelope the one with its signature (package codelayer). Their Digest
+	// is empty if there is no such layer.
+	Code        ocispec.Descriptor `json:"code,omitzero"`
+	Envelope    ocispec.Descriptor `json:"envelope,omitzero"`
+	Annotations map[string]string  `json:"annotations,omitempty"` // from the manifest
 	// Services are the full names of the component's services. If it is empty, the component serves all services in
 	// those files of the descriptor set that no other file imports.
 	Services []string `json:"services,omitempty"`
@@ -66,6 +70,7 @@ func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, e
 	a := &Artifact{
 		ImageID: img.ID, Layout: img.Component.Layout, Wasm: wasm, Program: "main.wasm", Annotations: img.Annotations,
 		DescriptorSet: img.Component.Descriptors, MetadataLayer: img.Component.Metadata,
+		Code: img.Component.Code, Envelope: img.Component.Envelope,
 	}
 	if services := img.Annotations[AnnotationServices]; services != "" {
 		a.Services = strings.Split(services, ",")
@@ -124,6 +129,11 @@ func (a *Artifact) Metadata(ctx context.Context, blobs Blobs) ([]byte, error) {
 		return nil, nil
 	}
 	return readBlob(ctx, blobs, a.MetadataLayer)
+}
+
+// ReadEnvelope returns the signature of the layer with compiled code.
+func (a *Artifact) ReadEnvelope(ctx context.Context, blobs Blobs) ([]byte, error) {
+	return readBlob(ctx, blobs, a.Envelope)
 }
 
 func readBlob(ctx context.Context, blobs Blobs, desc ocispec.Descriptor) ([]byte, error) {

@@ -1,6 +1,7 @@
 package artifact
 
 import (
+	"encoding/json"
 	"io"
 	"log"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
@@ -95,6 +97,33 @@ func TestBuiltArtifactOpens(t *testing.T) {
 	}
 	if got, err := a.Metadata(t.Context(), r.store); err != nil || got != nil {
 		t.Errorf("Metadata = %q, %v; want nil", got, err)
+	}
+}
+
+// TestBuiltArtifactWithCode checks that compiled code comes behind the layers that other runtimes read, and is found again.
+func TestBuiltArtifactWithCode(t *testing.T) {
+	r := newRig(t)
+	wasm, set, code, envelope := example(t, "greeter-c"), []byte("a descriptor set"), []byte("compiled code"), []byte("an envelope")
+	built, err := Build(Spec{Wasm: wasm, Descriptors: set, Code: code, Envelope: envelope})
+	r.must(err)
+	var m ocispec.Manifest
+	r.must(json.Unmarshal(built.Manifest.Data, &m))
+	var types []string
+	for _, layer := range m.Layers {
+		types = append(types, layer.MediaType)
+	}
+	if want := []string{image.MediaTypeWasm, image.MediaTypeDescriptorSet, image.MediaTypeWasmCode, image.MediaTypeEnvelope}; !slices.Equal(types, want) {
+		t.Errorf("layers = %v, want %v", types, want)
+	}
+	a := r.pull("greeter:1", built.Manifest, built.Blobs...)
+	if a.Code.Digest != digest.FromBytes(code) || a.Code.Size != int64(len(code)) {
+		t.Errorf("Code = %+v, want the layer with the code", a.Code)
+	}
+	if got, err := a.ReadEnvelope(t.Context(), r.store); err != nil || string(got) != string(envelope) {
+		t.Errorf("ReadEnvelope = %q, %v; want %q", got, err, envelope)
+	}
+	if plain, err := Build(Spec{Wasm: wasm, Descriptors: set}); err != nil || len(plain.Blobs) != len(built.Blobs)-2 {
+		t.Errorf("Build without code = %d blobs, %v; want two less than %d", len(plain.Blobs), err, len(built.Blobs))
 	}
 }
 

@@ -30,6 +30,8 @@ type Spec struct {
 	Wasm        []byte            // the binary
 	Descriptors []byte            // a serialized FileDescriptorSet, or empty
 	Annotations map[string]string // for the manifest
+	// Code and Envelope are a layer with compiled code and its signature (package codelayer), or empty.
+	Code, Envelope []byte
 }
 
 // Image is an artifact that can be pushed.
@@ -67,6 +69,9 @@ func Build(s Spec) (*Image, error) {
 	}
 	if len(s.Descriptors) > 0 {
 		layers = append(layers, image.NewBlob(image.MediaTypeDescriptorSet, s.Descriptors))
+	}
+	if len(s.Code) > 0 { // behind what other runtimes read
+		layers = append(layers, image.NewBlob(image.MediaTypeWasmCode, s.Code), image.NewBlob(image.MediaTypeEnvelope, s.Envelope))
 	}
 	c := config{Architecture: "wasm", OS: "wasip1"}
 	if outline.Component {

@@ -10,7 +10,8 @@
 // An image's content, never its name, determines whether the image contains a component:
 //
 //	cncf    config application/vnd.wasm.config.v0+json, a layer application/wasm, and optionally a layer
-//	        application/vnd.tripod.protobuf.descriptorset.v1+protobuf (a google.protobuf.FileDescriptorSet)
+//	        application/vnd.tripod.protobuf.descriptorset.v1+protobuf (a google.protobuf.FileDescriptorSet) and two with
+//	        compiled code and its signature, application/vnd.tripod.wasm.code.v1+zstd and application/vnd.dsse.envelope.v1+json
 //	vimana  a layer application/wasm and a layer application/protobuf (Vimana's Metadata message)
 //	rootfs  a container image whose entrypoint is a file with the extension .wasm
 //

@@ -1,0 +1,232 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/distribution/reference"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
+)
+
+// CompiledLayers is a rule of the policy for compiled code in images: from which repositories a node accepts it, and which
+// key must have signed it. Without a rule, a node accepts none.
+type CompiledLayers struct {
+	// Repositories are registries, or repositories with all that are below them: "registry.example",
+	// "registry.example/team", "registry.example/team/app".
+	Repositories []string
+	// Keys are files with Ed25519 keys (codelayer.ReadPublicKey). They are read whenever a key is needed, so a file that
+	// is deleted takes back what the node has accepted.
+	Keys []string
+}
+
+// layers decides which code of images the node uses, and unpacks it.
+type layers struct {
+	setup
+	features []string
+	// unpacking bounds concurrent unpacking, because each needs memory for the code.
+	unpacking chan struct{}
+	results   *prometheus.CounterVec
+
+	mu sync.Mutex
+	// rejected holds the components whose code a worker has refused, and refusals the last refusals, both by digest.
+	rejected map[string]bool
+	refusals map[string]string
+}
+
+// maxUnpacking is the number of layers that are unpacked at a time.
+const maxUnpacking = 2
+
+func newLayers(cfg setup) *layers {
+	return &layers{
+		setup: cfg, features: codelayer.HostFeatures(), unpacking: make(chan struct{}, maxUnpacking),
+		results: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tripod_component_code_layers_total",
+			Help: "Layers with compiled code that were considered, by result: used, or the reason why the component is compiled instead.",
+		}, []string{"result"}),
+		rejected: map[string]bool{}, refusals: map[string]string{},
+	}
+}
+
+// usedLayer is the label of layers that were used.
+const usedLayer = "used"
+
+// install returns the code of a component from its image, with the fingerprint of the key that has signed it, and stores the
+// code. Without a layer of code, it returns nothing. If the node does not use the layer, it returns the reason.
+func (c *cache) install(ctx context.Context, digest, engine string, component source) (code *os.File, key string, err error) {
+	if component.Code.Digest == "" {
+		return nil, "", nil
+	}
+	if code, key, err = c.layers.open(ctx, engine, component); err == nil {
+		err = c.keep(ctx, entry{Digest: digest, Engine: engine, Key: key}, code)
+	}
+	if ctx.Err() == nil {
+		c.layers.record(ctx, component, err)
+	}
+	if err != nil && code != nil {
+		code.Close()
+		code = nil
+	}
+	return code, key, err
+}
+
+// open returns the code in an image as a memory file, and the fingerprint of the key that has signed it.
+func (l *layers) open(ctx context.Context, engine string, component source) (_ *os.File, key string, err error) {
+	select {
+	case l.unpacking <- struct{}{}:
+		defer func() { <-l.unpacking }()
+	case <-ctx.Done():
+		return nil, "", fmt.Errorf("wait for other layers of code: %w", context.Cause(ctx))
+	}
+	layer, err := l.verify(ctx, engine, component)
+	if err != nil {
+		return nil, "", err
+	}
+	in, err := component.images.OpenBlob(ctx, component.Code) // compares it with its digest
+	if err != nil {
+		return nil, "", err
+	}
+	defer in.Close()
+	code, err := memoryFile("code")
+	if err != nil {
+		return nil, "", err
+	}
+	if err := errors.Join(layer.Unpack(ctx, in, code), seal(code)); err != nil {
+		code.Close()
+		return nil, "", err
+	}
+	return code, layer.Key, nil
+}
+
+// verify checks the policy and the layer's signature.
+func (l *layers) verify(ctx context.Context, engine string, component source) (*codelayer.Layer, error) {
+	if l.isRejected(component.Wasm.Digest.String()) {
+		return nil, &codelayer.Refusal{Reason: codelayer.ReasonWorker, Detail: "a worker has refused this code before"}
+	}
+	if component.Envelope.Digest == "" {
+		return nil, &codelayer.Refusal{Reason: codelayer.ReasonSignature, Detail: "the layer with the code is not signed"}
+	}
+	img, err := component.images.Get(ctx, component.ImageID)
+	if err != nil {
+		return nil, err
+	}
+	rules := l.rulesFor(slices.Concat(img.RepoTags, img.RepoDigests))
+	if len(rules) == 0 {
+		return nil, &codelayer.Refusal{Reason: codelayer.ReasonPolicy, Detail: "the node accepts no code from the image's repository (wasm.compiled_layer)"}
+	}
+	envelope, err := component.ReadEnvelope(ctx, component.images)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := readKeys(rules)
+	if err != nil {
+		l.Logger.Warn("compiled code signed by some keys is not accepted", "err", err)
+	}
+	return codelayer.Verify(ctx, envelope, component.Code.Digest, keys, codelayer.Target{
+		Component: component.Wasm.Digest, Engine: engine, Features: l.features,
+	})
+}
+
+// rulesFor returns the rules for an image with the given references.
+func (l *layers) rulesFor(references []string) (rules []CompiledLayers) {
+	for _, rule := range l.CompiledLayers {
+		if slices.ContainsFunc(references, rule.covers) {
+			rules = append(rules, rule)
+		}
+	}
+	return rules
+}
+
+// covers reports whether the rule is for the repository of a reference.
+func (r CompiledLayers) covers(ref string) bool {
+	named, err := reference.ParseNormalizedNamed(ref)
+	return err == nil && slices.ContainsFunc(r.Repositories, func(prefix string) bool {
+		return strings.HasPrefix(named.Name()+"/", path.Clean(prefix)+"/")
+	})
+}
+
+// readKeys returns the keys of rules, each once, and an error about the files without a key, which accept nothing.
+func readKeys(rules []CompiledLayers) (keys []codelayer.PublicKey, err error) {
+	for _, rule := range rules {
+		for _, file := range rule.Keys {
+			key, failed := codelayer.ReadPublicKey(file)
+			if failed != nil {
+				err = errors.Join(err, failed)
+				continue
+			}
+			if !slices.ContainsFunc(keys, func(k codelayer.PublicKey) bool { return k.Fingerprint == key.Fingerprint }) {
+				keys = append(keys, key)
+			}
+		}
+	}
+	return keys, err
+}
+
+// trusts reports whether code in the cache can be used: it was compiled here, or the policy still names the key that has
+// signed it.
+func (l *layers) trusts(key string) bool {
+	if key == "" {
+		return true
+	}
+	keys, _ := readKeys(l.CompiledLayers) // verify logs the error
+	return slices.ContainsFunc(keys, func(k codelayer.PublicKey) bool { return k.Fingerprint == key })
+}
+
+// record counts and logs that the layer of an image was used, or was refused with an error.
+func (l *layers) record(ctx context.Context, component source, err error) {
+	digest, result, level := component.Wasm.Digest.String(), usedLayer, slog.LevelWarn
+	if err != nil {
+		result = "error"
+	}
+	if refusal, ok := errors.AsType[*codelayer.Refusal](err); ok {
+		result = string(refusal.Reason)
+		if refusal.Reason == codelayer.ReasonPolicy { // the default
+			level = slog.LevelInfo
+		}
+	}
+	l.results.WithLabelValues(result).Inc()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if delete(l.refusals, digest); err != nil {
+		l.refusals[digest] = err.Error()
+		l.Logger.Log(ctx, level, "compiled code in the image is not used", "component", digest, "image", component.ImageID, "reason", result, "err", err)
+	}
+}
+
+// refusal returns why the code in an image is not used, or "".
+func (l *layers) refusal(digest string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.refusals[digest]
+}
+
+// reject records that a worker has refused the code of a component.
+func (l *layers) reject(digest string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rejected[digest] = true
+}
+
+func (l *layers) isRejected(digest string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rejected[digest]
+}
+
+// evict forgets components that are not in the given set, by the names of their directories.
+func (l *layers) evict(keep map[string]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	gone := func(digest string) bool { return !keep[shortName(digest)] }
+	maps.DeleteFunc(l.rejected, func(digest string, _ bool) bool { return gone(digest) })
+	maps.DeleteFunc(l.refusals, func(digest, _ string) bool { return gone(digest) })
+}

@@ -1,0 +1,290 @@
+package wasm
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
+)
+
+const (
+	fleet    = "registry.example/demo"
+	fakeCode = codeMagic + "fake engine 1\nworld=grpc shipped"
+)
+
+// fleetKeys makes the files of a key, which the node of newFleetRig accepts for images of the repositories below fleet.
+type fleetKeys struct {
+	private ed25519.PrivateKey
+	file    string
+}
+
+func newFleetKeys(t testing.TB, seed byte) fleetKeys {
+	t.Helper()
+	private := ed25519.NewKeyFromSeed(bytes.Repeat([]byte{seed}, ed25519.SeedSize))
+	der, err := x509.MarshalPKIXPublicKey(private.Public())
+	require.NoError(t, err)
+	k := fleetKeys{private, filepath.Join(t.TempDir(), "fleet.pub")}
+	require.NoError(t, os.WriteFile(k.file, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o644))
+	return k
+}
+
+func newFleetRig(t *testing.T) (*rig, fleetKeys) {
+	keys := newFleetKeys(t, 1)
+	return newRig(t, func(c *Config) {
+		c.CompiledLayers = []CompiledLayers{{Repositories: []string{fleet}, Keys: []string{keys.file}}}
+	}), keys
+}
+
+// shipped is an image with compiled code.
+type shipped struct {
+	words, ref      string
+	component       string // words of the component that the code is for; by default those of the image
+	key             fleetKeys
+	engine          string
+	features        []string
+	code            string
+	layer, envelope func([]byte) []byte // change what the registry has
+}
+
+// ship stores an image of a component with compiled code, as a pull does. The words "invalid" make a compiler fail, so code
+// for them can only be that of the image.
+func (r *rig) ship(s shipped) (imageID string) {
+	r.Helper()
+	r.eventually("the daemon knows the stored images", func() bool {
+		r.precompiler.mu.Lock()
+		defer r.precompiler.mu.Unlock()
+		return !r.precompiler.initial
+	})
+	target := codelayer.Target{Component: digest.FromBytes(module(s.words)), Engine: "fake engine 1", Features: codelayer.HostFeatures()}
+	if s.component != "" {
+		target.Component = digest.FromBytes(module(s.component))
+	}
+	if s.engine != "" {
+		target.Engine = s.engine
+	}
+	target.Features = append(target.Features, s.features...)
+	if s.code == "" {
+		s.code = fakeCode
+	}
+	layer, envelope, err := codelayer.Pack(r.ctx(), s.key.private, target, []byte(s.code))
+	r.must(err)
+	if s.layer != nil {
+		layer = s.layer(layer)
+	}
+	if s.envelope != nil {
+		envelope = s.envelope(envelope)
+	}
+	if s.ref == "" {
+		s.ref = fleet + "/app:1"
+	}
+	signature := ocispec.Descriptor{}
+	if envelope != nil {
+		signature = r.blob(envelope)
+	}
+	id := r.shelf.putShipped(r.TB, s.words, s.ref, nil, r.blob(layer), signature)
+	r.shelf.announce()
+	return id
+}
+
+func (r *rig) blob(data []byte) ocispec.Descriptor {
+	r.Helper()
+	d := digest.FromBytes(data)
+	r.must(os.WriteFile(filepath.Join(r.shelf.dir, d.Encoded()), data, 0o644))
+	return ocispec.Descriptor{Digest: d, Size: int64(len(data))}
+}
+
+// runImage runs a pod of a stored image.
+func (r *rig) runImage(name, imageID string) (*sandbox.Pod, *sandbox.Container) {
+	r.Helper()
+	p := r.pod(name)
+	c := r.container(p, "another image")
+	c.ImageID = imageID
+	_, err := r.CreateContainer(r.ctx(), p, c)
+	r.must(err)
+	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
+	r.must(r.StartContainer(r.ctx(), p, c))
+	return p, c
+}
+
+// storedCode returns the code of a component in the cache.
+func (r *rig) storedCode(component []byte) string {
+	r.Helper()
+	file, err := r.cache.verified(digest.FromBytes(component).String(), "fake engine 1")
+	r.must(err)
+	defer file.Close()
+	code, err := io.ReadAll(file)
+	r.must(err)
+	return string(code)
+}
+
+// layerCount returns how many layers had a result.
+func (r *rig) layerCount(result string) float64 {
+	r.Helper()
+	var m dto.Metric
+	r.must(r.cache.layers.results.WithLabelValues(result).Write(&m))
+	return m.GetCounter().GetValue()
+}
+
+// TestShippedCodeIsUsed checks that a pod starts with the code of its image, which no compiler has made, also after a
+// restart of the daemon.
+func TestShippedCodeIsUsed(t *testing.T) {
+	r, keys := newFleetRig(t)
+	id := r.ship(shipped{words: "invalid", key: keys})
+	done := r.wantCompilation(id, sandbox.CompilationDone) // and no event that it is being compiled
+	if !strings.HasPrefix(done.Key, "SHA256:") || done.LayerRefused != "" {
+		t.Errorf("event = %+v, want the fingerprint of the key", done)
+	}
+	r.runImage("p", id)
+	if got := r.greeting(); got != "hello" {
+		t.Errorf("greeting = %q, want hello", got)
+	}
+	if used := r.layerCount(usedLayer); used != 1 {
+		t.Errorf("%v layers were used, want 1", used)
+	}
+	r.restartDaemon()
+	r.eventually("the stored images are known", func() bool { _, ok := r.Compilation(id); return ok })
+	if c, _ := r.Compilation(id); c.State != sandbox.CompilationDone || c.Key != done.Key {
+		t.Errorf("Compilation after a restart = %+v, want the same key", c)
+	}
+	if used := r.layerCount(usedLayer); used != 0 {
+		t.Errorf("after a restart %v layers were used, want the stored code", used)
+	}
+}
+
+// TestRefusedCodeIsCompiledHere checks that a node compiles the component itself if it does not accept the code in the
+// image, and says why.
+func TestRefusedCodeIsCompiledHere(t *testing.T) {
+	stranger := newFleetKeys(t, 2)
+	for name, c := range map[string]struct {
+		shipped
+		want codelayer.Reason
+	}{
+		"wrong key":         {shipped{key: stranger}, codelayer.ReasonKey},
+		"wrong engine":      {shipped{engine: "fake engine 2"}, codelayer.ReasonEngine},
+		"swapped component": {shipped{component: "another component"}, codelayer.ReasonComponent},
+		"wrong processor":   {shipped{features: []string{"none-has-this"}}, codelayer.ReasonCPU},
+		"truncated code":    {shipped{layer: func(b []byte) []byte { return b[:len(b)-1] }}, codelayer.ReasonDamaged},
+		"no policy":         {shipped{ref: "registry.example/demonstration/app:1"}, codelayer.ReasonPolicy},
+		"other registry":    {shipped{ref: "registry.example.org/demo/app:1"}, codelayer.ReasonPolicy},
+		"no signature":      {shipped{envelope: func([]byte) []byte { return nil }}, codelayer.ReasonSignature},
+		"wrong signature": {shipped{envelope: func(b []byte) []byte {
+			return bytes.Replace(b, []byte(`"sig":"`), []byte(`"sig":"AAAA`), 1)
+		}}, codelayer.ReasonSignature},
+		"no statement": {shipped{envelope: func([]byte) []byte { return []byte("{}") }}, codelayer.ReasonStatement},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, keys := newFleetRig(t)
+			if c.key.private == nil {
+				c.key = keys
+			}
+			c.words, c.code = "world=grpc compiled", codeMagic+"fake engine 1\ninvalid code must not run"
+			id := r.ship(c.shipped)
+			running := r.wantCompilation(id, sandbox.CompilationRunning)
+			done := r.wantCompilation(id, sandbox.CompilationDone)
+			if running.LayerRefused == "" || done.LayerRefused != running.LayerRefused || done.Key != "" {
+				t.Errorf("events = %+v and %+v, want why the layer was refused", running, done)
+			}
+			if state, _ := r.Compilation(id); state.LayerRefused != running.LayerRefused {
+				t.Errorf("Compilation = %+v, want %q", state, running.LayerRefused)
+			}
+			if refused := r.layerCount(string(c.want)); refused != 1 {
+				t.Errorf("%v layers were refused for %s, want 1; the reason was: %s", refused, c.want, running.LayerRefused)
+			}
+			if code := r.storedCode(module(c.words)); !strings.HasSuffix(code, c.words) {
+				t.Errorf("stored code = %q, want that of %q", code, c.words)
+			}
+		})
+	}
+}
+
+// TestNoPolicyAcceptsNothing checks the default.
+func TestNoPolicyAcceptsNothing(t *testing.T) {
+	r := newRig(t)
+	id := r.ship(shipped{words: "world=grpc default", key: newFleetKeys(t, 1)})
+	r.compiled(id)
+	if refused := r.layerCount(string(codelayer.ReasonPolicy)); refused != 1 {
+		t.Errorf("%v layers were refused for the policy, want 1", refused)
+	}
+}
+
+// TestRevokedKey checks that code in the cache is not used once its key is gone, and that another image without a layer
+// does not get around this.
+func TestRevokedKey(t *testing.T) {
+	r, keys := newFleetRig(t)
+	id := r.ship(shipped{words: "world=grpc revoked", key: keys})
+	r.wantCompilation(id, sandbox.CompilationDone)
+	r.must(os.Remove(keys.file))
+	if c, _ := r.Compilation(id); c.State != sandbox.CompilationNone {
+		t.Errorf("Compilation without the key = %+v, want none", c)
+	}
+	r.runImage("p", id)
+	r.wantCompilation(id, sandbox.CompilationRunning)
+	if c := r.wantCompilation(id, sandbox.CompilationDone); c.Key != "" {
+		t.Errorf("event = %+v, want compiled here", c)
+	}
+}
+
+// TestWorkerRefusesShippedCode checks that code which a worker refuses is not taken from the image again.
+func TestWorkerRefusesShippedCode(t *testing.T) {
+	r, keys := newFleetRig(t)
+	id := r.ship(shipped{words: "world=grpc refused", key: keys, code: codeMagic + "fake engine 2\nworld=grpc"}) // the statement lies
+	r.wantCompilation(id, sandbox.CompilationDone)
+	r.runImage("p", id)
+	if running := r.wantCompilation(id, sandbox.CompilationRunning); !strings.Contains(running.LayerRefused, "worker") {
+		t.Errorf("event = %+v, want that a worker has refused the code", running)
+	}
+	r.wantCompilation(id, sandbox.CompilationDone)
+	if refused := r.layerCount(string(codelayer.ReasonWorker)); refused != 1 {
+		t.Errorf("%v layers were refused because of a worker, want 1", refused)
+	}
+}
+
+// TestUnpackingIsBounded checks that layers wait for each other, as long as their callers do.
+func TestUnpackingIsBounded(t *testing.T) {
+	r, keys := newFleetRig(t)
+	for range maxUnpacking {
+		r.cache.layers.unpacking <- struct{}{}
+	}
+	waiting := r.ship(shipped{words: "invalid waiting", key: keys})
+	r.eventually("the layer waits", func() bool { c, ok := r.Compilation(waiting); return ok && c.State == sandbox.CompilationQueued })
+	ctx, cancel := context.WithCancel(r.ctx())
+	cancel()
+	image, err := r.shelf.find(waiting)
+	r.must(err)
+	_, _, err = r.cache.layers.open(ctx, "fake engine 1", r.catalog.source(image.artifact))
+	require.ErrorIs(t, err, context.Canceled)
+	for range maxUnpacking {
+		<-r.cache.layers.unpacking
+	}
+	r.wantCompilation(waiting, sandbox.CompilationDone)
+}
+
+// TestCheckOfKeys checks what `tripod check` says about rules.
+func TestCheckOfKeys(t *testing.T) {
+	keys := newFleetKeys(t, 1)
+	if f := layersFinding(Config{}); !f.OK || f.Detail != "not used" {
+		t.Errorf("finding without rules = %+v, want not used", f)
+	}
+	rule := CompiledLayers{Repositories: []string{fleet}, Keys: []string{keys.file}}
+	if f := layersFinding(Config{CompiledLayers: []CompiledLayers{rule}}); !f.OK || !strings.Contains(f.Detail, "from "+fleet+" if signed by SHA256:") {
+		t.Errorf("finding = %+v, want the repository and the key", f)
+	}
+	rule.Keys = append(rule.Keys, keys.file+".none")
+	if f := layersFinding(Config{CompiledLayers: []CompiledLayers{rule}}); f.OK || !strings.Contains(f.Detail, ".none") {
+		t.Errorf("finding = %+v, want the missing file", f)
+	}
+}
