@@ -71,6 +71,9 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		c.GroupID = groupWasm
 		root.AddCommand(c)
 	}
+	keyvalue := keyvalueCommand()
+	keyvalue.GroupID = groupWasm
+	root.AddCommand(keyvalue)
 	orchestrator := orchestratorCommand()
 	orchestrator.GroupID = groupEdge
 	root.AddCommand(orchestrator)

@@ -277,6 +277,7 @@ func wasmConfig(c *config.Config) wasm.Config {
 		Connections: limits(c.Connections),
 		Holdings: wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes,
 			Sockets: c.Wasm.MaxSockets},
+		Pairs:          wasm.Pairs{Bytes: c.Wasm.KeyvalueBytes, Keys: c.Wasm.KeyvalueKeys},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory, Origins: c.Wasm.CORSOrigins,
 		CompileParallel: c.Wasm.CompileParallel, CompiledLayers: compiledLayers(c),
 		LogLevel: c.Log.Level,

@@ -27,6 +27,8 @@ type Options struct {
 	Shallow bool
 	// ReadOnly opens an existing file for reading.
 	ReadOnly bool
+	// MaxSize bounds the file, in bytes: a transaction that needs more fails. 0 means no bound.
+	MaxSize int
 }
 
 // Open opens the file at path. If the file is missing, Open creates it, and the result fresh is true. Open returns
@@ -44,14 +46,26 @@ func Open(path string, o Options) (db *bbolt.DB, fresh bool, err error) {
 	if err != nil {
 		return nil, fresh, err
 	}
-	db, err = open(path, o.ReadOnly)
+	db, err = open(path, o.ReadOnly, o.MaxSize)
 	return db, fresh, err
 }
 
-func open(path string, readOnly bool) (db *bbolt.DB, err error) {
+func open(path string, readOnly bool, maxSize int) (db *bbolt.DB, err error) {
+	var file *os.File
+	defer func() {
+		if errdefs.IsDataLoss(err) && file != nil {
+			// After a panic, bbolt leaves the file open, locked and mapped. The mapping would keep the lock.
+			_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
+			_ = file.Close()
+		}
+	}()
 	defer recoverDamage(path, &err)
 	db, err = bbolt.Open(path, 0o600, &bbolt.Options{
-		Timeout: LockTimeout, FreelistType: bbolt.FreelistMapType, ReadOnly: readOnly, NoStatistics: true,
+		OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
+			file, err = os.OpenFile(name, flag, mode)
+			return file, err
+		},
+		Timeout: LockTimeout, FreelistType: bbolt.FreelistMapType, ReadOnly: readOnly, NoStatistics: true, MaxSize: maxSize,
 	})
 	if errors.Is(err, bbolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("%s is open in another process: %w", path, errdefs.ErrUnavailable)
@@ -75,7 +89,7 @@ func create(path string, fill func(*bbolt.Tx) error) error {
 	if err := os.Remove(draft); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	db, err := open(draft, false)
+	db, err := open(draft, false, 0)
 	if err != nil {
 		return err
 	}
@@ -110,7 +124,7 @@ func verify(path string, o Options) (err error) {
 	if info.Size() == 0 {
 		return fmt.Errorf("%s is empty: %w", path, errdefs.ErrDataLoss)
 	}
-	db, err := open(path, true)
+	db, err := open(path, true, 0)
 	if err != nil {
 		if isContentError(err) {
 			err = fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)

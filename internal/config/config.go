@@ -140,6 +140,8 @@ type Wasm struct {
 	MaxHandles      int64    `toml:"max_handles"`
 	MaxHostBytes    int64    `toml:"max_host_bytes"`
 	MaxSockets      int64    `toml:"max_sockets"`
+	KeyvalueBytes   int64    `toml:"keyvalue_bytes"`
+	KeyvalueKeys    int64    `toml:"keyvalue_keys"`
 	CompileTimeout  Duration `toml:"compile_timeout"`
 	CompileMemory   int64    `toml:"compile_memory"`
 	CORSOrigins     []string `toml:"cors_origins"`

@@ -163,6 +163,8 @@ const (
 	minWasmMemory = 64 << 10
 	// minCompileMemory is the memory that the compiler needs even without a component, in bytes.
 	minCompileMemory = 64 << 20
+	// maxKeyvalueBytes is the largest store of a namespace.
+	maxKeyvalueBytes = 64 << 30
 	maxUser          = 1<<31 - 1
 )
 
@@ -178,6 +180,8 @@ func (c *Config) validateWasm(v *validator) {
 	v.check(w.MaxHandles >= 1, "wasm.max_handles", "%d is not at least 1", w.MaxHandles)
 	v.check(w.MaxSockets >= 1, "wasm.max_sockets", "%d is not at least 1", w.MaxSockets)
 	v.check(w.MaxHostBytes >= 1, "wasm.max_host_bytes", "%d is not at least 1", w.MaxHostBytes)
+	v.check(w.KeyvalueBytes >= 0 && w.KeyvalueBytes <= maxKeyvalueBytes, "wasm.keyvalue_bytes", "%d is not between 0 and %d", w.KeyvalueBytes, int64(maxKeyvalueBytes))
+	v.check(w.KeyvalueKeys >= 1, "wasm.keyvalue_keys", "%d is not at least 1", w.KeyvalueKeys)
 	v.check(w.CompileMemory >= minCompileMemory, "wasm.compile_memory", "%d bytes are less than %d", w.CompileMemory, minCompileMemory)
 	v.positive("wasm.compile_timeout", w.CompileTimeout)
 	for _, o := range w.CORSOrigins {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -224,6 +225,103 @@ func TestWasmKeyvalue(t *testing.T) {
 	d.Start()
 	add(second, "200 4")
 	add(run(address, "egress", "192.0.2.1"), "502 access-denied")
+}
+
+// TestWasmKeyvalueOfTheNode: components in two workers share the pairs that the node keeps for their namespace, also while
+// the daemon is away. No increment that was confirmed is lost when workers and the daemon are killed, and other namespaces
+// see none of it. `tripod keyvalue` lists and removes the pairs.
+func TestWasmKeyvalueOfTheNode(t *testing.T) {
+	image := pushWasm(t, "cloud-c/cloud-c.wasm", "pushed/cloud-c:1")
+	d := harness.StartDaemon(t, harness.Wasm(t, "pod"))
+	run := func(name, namespace string) (*harness.Container, string) {
+		t.Helper()
+		c := d.RunWasm(t, &harness.PodSpec{Name: name, Image: image, Pod: []harness.PodOption{annotate("keyvalue", "node", "egress", "none"),
+			func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = namespace }}})
+		return c, c.Pod.IP()
+	}
+	a, first := run("a", "shop")
+	b, second := run("b", "shop")
+	_, stranger := run("c", "other")
+	kv := func(ip, op, key string, headers ...string) string {
+		t.Helper()
+		return ask(t, ip, "/kv", append([]string{"x-op", op, "x-key", key}, headers...)...)
+	}
+	expect := func(what, got, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: got %q, want %q", what, got, want)
+		}
+	}
+	expect("set", kv(first, "set", "k", "x-value", "v"), "200 ")
+	expect("get", kv(second, "get", "k"), "200 v")
+	expect("get in another namespace", kv(stranger, "get", "k"), "404 ")
+	d.Kill()
+	expect("a batch without a daemon", kv(second, "many", "m", "x-value", "y"), "200 m=y\nm2=y\nm3 is missing\n")
+	expect("a swap without a daemon", kv(first, "append", "k", "x-value", "w"), "200 ")
+	expect("get without a daemon", kv(second, "get", "k"), "200 vw")
+
+	var confirmed atomic.Int64
+	var all sync.WaitGroup
+	for _, ip := range []string{first, second} {
+		all.Go(func() {
+			for {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+net.JoinHostPort(ip, "80")+"/kv", nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				r.Header = http.Header{"X-Op": {"increment"}, "X-Key": {"n"}, "X-Value": {"1"}}
+				resp, err := http.DefaultClient.Do(r)
+				if err != nil {
+					return // the worker is dead
+				}
+				resp.Body.Close()
+				if resp.StatusCode != http.StatusOK {
+					t.Errorf("increment: %s", resp.Status)
+					return
+				}
+				confirmed.Add(1)
+			}
+		})
+	}
+	until.Holds(t, "both pods count", func() bool { return confirmed.Load() > 20 })
+	killWorkers(t)
+	all.Wait()
+	d.Start()
+	for _, c := range []*harness.Container{a, b} {
+		c.WaitState(exited)
+		c.Start()
+	}
+	until.Holds(t, "the component answers", func() bool {
+		conn, err := net.Dial("tcp", net.JoinHostPort(first, "80"))
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	var code, n int64
+	if _, err := fmt.Sscan(kv(first, "increment", "n", "x-value", "0"), &code, &n); err != nil || code != 200 || n < confirmed.Load() || n > confirmed.Load()+2 {
+		t.Errorf("after the workers were killed: %d, %d, %v; %d increments were confirmed", code, n, err, confirmed.Load())
+	}
+
+	tripod, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := func(args ...string) string {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), tripod, append([]string{"keyvalue"}, append(args, "--config", d.ConfigPath())...)...).CombinedOutput()
+		if err != nil {
+			t.Errorf("tripod keyvalue %q: %v: %s", args, err, out)
+		}
+		return string(out)
+	}
+	if out := command("ls"); !strings.Contains(out, "shop ") || !strings.Contains(out, "other ") {
+		t.Errorf("keyvalue ls: %s", out)
+	}
+	command("rm", "shop")
+	expect("get after rm", kv(first, "get", "k"), "404 ")
+	expect("increment after rm", kv(first, "increment", "n", "x-value", "1"), "200 1")
 }
 
 // startRedis starts Debian's redis-server on the node and returns its URL for pods.

@@ -58,6 +58,8 @@ type Config struct {
 	// pod's concurrency annotation. 0 means no limit.
 	Holdings    Holdings
 	Concurrency int
+	// Pairs bound the store that the node keeps for each namespace.
+	Pairs Pairs
 	// Origins are the web pages that can call pods without an annotation of their own, as patterns of package origin.
 	Origins []string
 	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component. CompileParallel bounds the number

@@ -37,7 +37,7 @@ const (
 	keyCredentials    = "cors-credentials"  // "true" allows cookies and client certificates
 	keyEgress         = "egress"            // which connections guests can open; see package egress
 	keyConfig         = "config"            // mounts whose files are values of wasi:config, or "none"
-	keyStore          = "keyvalue"          // the URL of a Redis server for wasi:keyvalue, or $(NAME): the container's variable with it
+	keyStore          = "keyvalue"          // the store of wasi:keyvalue: the URL of a Redis server, $(NAME) for the variable with it, or "node"
 	keyBlobs          = "blobstore"         // the mount in which wasi:blobstore keeps containers and objects
 	keyEgressCA       = "egress-ca"         // a PEM file in a mount, with the authorities that guests trust
 )
@@ -75,7 +75,7 @@ type options struct {
 	// config are the container paths of the mounts whose files are values of wasi:config. It is nil for the default,
 	// which is all mounts that a kubelet keeps up to date, and empty for none.
 	config []string
-	// store is the URL of the store for wasi:keyvalue, $(NAME) or "".
+	// store is the URL of the store for wasi:keyvalue, $(NAME), storeOfNode or "".
 	store string
 	// blobs is the container path of the mount with the objects of wasi:blobstore, or "".
 	blobs string
@@ -229,11 +229,11 @@ func (r *optionReader) mounts(key string) []string {
 // store returns where the store for wasi:keyvalue is, or "". A URL is not in the error, because it can have a password.
 func (r *optionReader) store() string {
 	v := r.text(keyStore)
-	if v == "" || variable.MatchString(v) {
+	if v == "" || v == storeOfNode || variable.MatchString(v) {
 		return v
 	}
 	if _, err := redis.ParseURL(v); err != nil {
-		r.fail(keyStore, "neither $(NAME), with the name of a variable of the container, nor a valid address: %v", err)
+		r.fail(keyStore, "neither node, nor $(NAME), with the name of a variable of the container, nor a valid address: %v", err)
 	}
 	return v
 }

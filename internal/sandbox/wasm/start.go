@@ -176,7 +176,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return spec, renewAt, err
 	}
 	chooseMounts(o, c.Config, spec.Mounts)
-	if spec.KeyValue, err = b.storeURL(o, loaded, spec.Env); err != nil {
+	if err := b.openStore(o, p, loaded, &spec); err != nil {
 		return spec, renewAt, err
 	}
 	if spec.Channels, err = sandbox.ParseChannels(c.Config.GetAnnotations()); err != nil {

@@ -215,6 +215,9 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	v := map[string]any{"sandboxID": p.ID, "runDir": b.cfg.podDir(p.ID), "authority": b.tls.certFile()}
 	if o, err := b.optionsOf(p, c); err == nil {
 		v["ports"] = map[string]any{"tls": o.port, "quic": o.port, "cleartext": o.cleartext, "certificate": o.tls}
+		if o.store == storeOfNode {
+			v["pairs"] = storesDir(b.cfg.Root)
+		}
 		if o.blobs != "" {
 			v["objects"] = o.blobs
 		}

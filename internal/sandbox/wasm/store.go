@@ -8,7 +8,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // variable matches a reference to an environment variable of a container, as Kubernetes writes it.
@@ -17,12 +16,9 @@ var variable = regexp.MustCompile(`^\$\(([-._a-zA-Z0-9]+)\)$`)
 // storeInterface is the interface without which a component uses no store.
 const storeInterface = "wasi:keyvalue/store"
 
-// storeURL returns the URL of the store for wasi:keyvalue, or "". The annotation can name a variable, so that a password
+// storeURL returns the URL of the Redis server for wasi:keyvalue. The annotation can name a variable, so that a password
 // can be in a Secret.
-func (b *Backend) storeURL(o options, loaded workerapi.Loaded, env []string) (string, error) {
-	if o.store == "" || !imports(loaded, storeInterface) {
-		return "", nil
-	}
+func (b *Backend) storeURL(o options, env []string) (string, error) {
 	match := variable.FindStringSubmatch(o.store)
 	if match == nil {
 		return o.store, nil

@@ -1,12 +1,16 @@
 package wasm
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/nodestore"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -33,7 +37,9 @@ func TestStoreURL(t *testing.T) {
 		o, err := parseOptions(pod, "c", "p/")
 		got := ""
 		if err == nil {
-			got, err = b.storeURL(o, c.loaded, env)
+			spec := workerapi.PodSpec{Env: env}
+			err = b.openStore(o, nil, c.loaded, &spec)
+			got = spec.KeyValue
 		}
 		if got != c.want || (err == nil) != (c.words == "") {
 			t.Errorf("annotation %q: %q, %v; want %q, %q", c.annotation, got, err, c.want, c.words)
@@ -41,5 +47,67 @@ func TestStoreURL(t *testing.T) {
 		if err != nil && (!errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.words) || strings.Contains(err.Error(), "secret")) {
 			t.Errorf("annotation %q: %v, want ErrInvalidArgument with %q", c.annotation, err, c.words)
 		}
+	}
+}
+
+// TestStoreOfNode checks which pods get the node's store, whose directory belongs to the workers' user, and that the stores
+// are listed and removed.
+func TestStoreOfNode(t *testing.T) {
+	root := t.TempDir()
+	b := &Backend{}
+	b.cfg.LabelPrefix, b.cfg.Root, b.cfg.UID, b.cfg.GID, b.cfg.Pairs = "p/", root, os.Getuid(), os.Getgid(), Pairs{Bytes: 1000, Keys: 10}
+	user := workerapi.Loaded{Imports: []string{"wasi:keyvalue/store@0.2.0-draft#open"}}
+	open := func(namespace string, loaded workerapi.Loaded) (*workerapi.NodeStore, error) {
+		config := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Namespace: namespace}, Annotations: map[string]string{"p/keyvalue": "node"}}
+		o, err := parseOptions(config, "c", "p/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec := workerapi.PodSpec{}
+		err = b.openStore(o, &sandbox.Pod{Config: config}, loaded, &spec)
+		t.Cleanup(spec.CloseFiles)
+		return spec.NodeStore, err
+	}
+	for _, namespace := range []string{"", "..", ".", "a/b", "../a", "A", "a.b", "-a", strings.Repeat("a", 64)} {
+		if _, err := open(namespace, user); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/keyvalue: the namespace") {
+			t.Errorf("namespace %q: %v", namespace, err)
+		}
+		if err := RemoveStore(t.Context(), root, namespace); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("RemoveStore(%q): %v", namespace, err)
+		}
+	}
+	if n, err := open("shop", workerapi.Loaded{}); n != nil || err != nil {
+		t.Errorf("a component that uses no store: %v, %v", n, err)
+	}
+	for range 2 {
+		n, err := open("shop", user)
+		if err != nil || n.MaxBytes != 1000 || n.MaxKeys != 10 {
+			t.Fatalf("the store is %+v, %v", n, err)
+		}
+		s := nodestore.New(fmt.Sprintf("/proc/self/fd/%d", n.Dir.Fd()), nodestore.Limits{Bytes: n.MaxBytes, Keys: n.MaxKeys})
+		if _, err := s.Increment(t.Context(), "n", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := open("empty", user); err != nil {
+		t.Fatal(err)
+	}
+	if stores, err := Stores(root); err != nil || len(stores) != 1 || stores[0].Namespace != "shop" || stores[0].Bytes == 0 || stores[0].Changed.IsZero() {
+		t.Errorf("Stores = %v, %v", stores, err)
+	}
+	if err := RemoveStore(t.Context(), root, "shop"); err != nil {
+		t.Error(err)
+	}
+	for _, namespace := range []string{"shop", "empty", "missing"} {
+		if err := RemoveStore(t.Context(), root, namespace); !errdefs.IsNotFound(err) {
+			t.Errorf("RemoveStore(%q): %v, want ErrNotFound", namespace, err)
+		}
+	}
+	if stores, err := Stores(t.TempDir()); stores != nil || err != nil {
+		t.Errorf("Stores of another node = %v, %v", stores, err)
+	}
+	b.cfg.Pairs.Bytes = 0
+	if _, err := open("shop", user); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "wasm.keyvalue_bytes is 0") {
+		t.Errorf("on a node that keeps no pairs: %v", err)
 	}
 }

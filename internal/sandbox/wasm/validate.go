@@ -72,6 +72,9 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		return fmt.Errorf("annotation %s: %d exceeds wasm.max_concurrency (%d): %w",
 			b.cfg.LabelPrefix+keyConcurrency, o.limits.Concurrency, limit, errdefs.ErrInvalidArgument)
 	}
+	if err := b.validateStore(o, p); err != nil {
+		return err
+	}
 	if c == nil {
 		return validatePod(p.Config)
 	}

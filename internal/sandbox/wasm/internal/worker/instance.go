@@ -137,7 +137,7 @@ func configVolumes(mounts []workerapi.Mount) []string {
 	var list []string
 	for _, m := range slices.SortedFunc(slices.Values(mounts), func(a, b workerapi.Mount) int { return strings.Compare(a.Guest, b.Guest) }) {
 		if m.Config {
-			list = append(list, hostPath(m))
+			list = append(list, hostPath(m.Dir))
 		}
 	}
 	return list
@@ -149,17 +149,17 @@ func blobs(mounts []workerapi.Mount) *wasi.Blobs {
 	if i < 0 {
 		return nil
 	}
-	return wasi.NewBlobs(hostPath(mounts[i]))
+	return wasi.NewBlobs(hostPath(mounts[i].Dir))
 }
 
-// hostPath returns the path of a mounted directory, as the descriptor that the daemon passed.
-func hostPath(m workerapi.Mount) string { return fmt.Sprintf("/proc/self/fd/%d", m.Dir.Fd()) }
+// hostPath returns the path of a directory, as the descriptor that the daemon passed.
+func hostPath(dir workerapi.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
 
 // preopens returns the guest's directories.
 func preopens(mounts []workerapi.Mount) []engine.Preopen {
 	list := make([]engine.Preopen, len(mounts))
 	for i, m := range mounts {
-		list[i] = engine.Preopen{Path: hostPath(m), Guest: m.Guest, ReadOnly: m.ReadOnly}
+		list[i] = engine.Preopen{Path: hostPath(m.Dir), Guest: m.Guest, ReadOnly: m.ReadOnly}
 	}
 	return list
 }
@@ -168,10 +168,7 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Args: o.Args, Env: o.Env, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard,
-		Config: wasi.Config{Env: p.spec.Env, Volumes: p.configVolumes}, Blobs: p.blobs, Log: p.output.logEntry}
-	if p.store != nil {
-		own.Store = p.store
-	}
+		Config: wasi.Config{Env: p.spec.Env, Volumes: p.configVolumes}, Blobs: p.blobs, Store: p.store, Log: p.output.logEntry}
 	if p.wayOut != nil {
 		own.HTTP, own.Network = p.wayOut, &network{p.wayOut}
 	}

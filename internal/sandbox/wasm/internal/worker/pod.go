@@ -62,7 +62,8 @@ type pod struct {
 	output   *output
 	stdin    *stdin        // nil without standard input
 	wayOut   *wayOut       // nil if guests may not call out
-	store    *redis.Client // nil without a store for wasi:keyvalue
+	store    wasi.Store    // nil without a store for wasi:keyvalue
+	redis    *redis.Client // the store, if it is a server
 	channels *channels     // nil without channels
 	account  *engine.Account
 	program  program
@@ -171,8 +172,8 @@ func (p *pod) release() {
 	if p.stdin != nil {
 		p.stdin.end()
 	}
-	if p.store != nil {
-		p.store.Close()
+	if p.redis != nil {
+		p.redis.Close()
 	}
 	if p.wayOut != nil {
 		p.wayOut.close()

@@ -10,11 +10,19 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/nodestore"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
 )
 
-// openStore makes the client for wasi:keyvalue, if the pod has a store. Connections are opened when guests need them.
+// openStore opens the store for wasi:keyvalue, if the pod has one. Files and connections are opened when guests need them.
 func (p *pod) openStore() error {
+	if n := p.spec.NodeStore; n != nil {
+		if n.Dir.File == nil {
+			return fmt.Errorf("pod %s: the store of the node: no directory was passed: %w", p.spec.ID, errdefs.ErrInvalidArgument)
+		}
+		p.store = nodestore.New(hostPath(n.Dir), nodestore.Limits{Bytes: n.MaxBytes, Keys: n.MaxKeys})
+		return nil
+	}
 	if p.spec.KeyValue == "" {
 		return nil
 	}
@@ -22,7 +30,8 @@ func (p *pod) openStore() error {
 	if err != nil {
 		return fmt.Errorf("pod %s: the store: %w", p.spec.ID, err)
 	}
-	p.store = redis.New(a, func(ctx context.Context) (net.Conn, error) { return p.wayOut.dialStore(ctx, a) })
+	p.redis = redis.New(a, func(ctx context.Context) (net.Conn, error) { return p.wayOut.dialStore(ctx, a) })
+	p.store = p.redis
 	return nil
 }
 

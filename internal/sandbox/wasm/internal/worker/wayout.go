@@ -230,8 +230,8 @@ func (o *wayOut) closeIdle() {
 	if secure := o.secure.Load(); secure != nil {
 		secure.CloseIdleConnections()
 	}
-	if store := o.pod.store; store != nil {
-		store.CloseIdle()
+	if redis := o.pod.redis; redis != nil {
+		redis.CloseIdle()
 	}
 }
 

@@ -23,6 +23,9 @@ func (s *PodSpec) files() []*File {
 	if s.Egress != nil {
 		all = append(all, &s.Egress.Dialer, &s.Egress.Roots)
 	}
+	if s.NodeStore != nil {
+		all = append(all, &s.NodeStore.Dir)
+	}
 	return all
 }
 
@@ -37,6 +40,10 @@ func (s PodSpec) clone() *PodSpec {
 	if s.Egress != nil {
 		e := *s.Egress
 		s.Egress = &e
+	}
+	if s.NodeStore != nil {
+		n := *s.NodeStore
+		s.NodeStore = &n
 	}
 	return &s
 }

@@ -122,6 +122,8 @@ type PodSpec struct {
 	Egress *Egress `json:"egress,omitempty"` // nil for a guest that may not call out
 	// KeyValue is the URL of the store for wasi:keyvalue, by package redis; "" for no store.
 	KeyValue string `json:"keyValue,omitempty"`
+	// NodeStore is the node's store for wasi:keyvalue, instead of KeyValue; nil for none.
+	NodeStore *NodeStore `json:"nodeStore,omitempty"`
 
 	Log File `json:"log"` // the container's log, opened for appending; nil for no log
 	// Stdin connects the guest's standard input to attached clients; otherwise the guest reads end of file. StdinOnce
@@ -174,6 +176,14 @@ type Egress struct {
 	// that guests trust.
 	Dialer File `json:"dialer"`
 	Roots  File `json:"roots"`
+}
+
+// NodeStore is the store of a namespace on the node (package nodestore).
+type NodeStore struct {
+	Dir File `json:"dir"` // opened at least with O_PATH|O_DIRECTORY
+	// MaxBytes and MaxKeys bound all pairs of the namespace.
+	MaxBytes int64 `json:"maxBytes"`
+	MaxKeys  int64 `json:"maxKeys"`
 }
 
 // Resources are the limits of a whole pod; 0 means unlimited.
