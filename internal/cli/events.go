@@ -34,6 +34,7 @@ func (a *App) eventsCommand() *cobra.Command {
 		Use: "events [-w]", Short: "Print the latest events of pods, containers and compilations (-w: and new ones until interrupted)", Args: cobra.NoArgs,
 		Long: `Print the events that the node remembers: the latest 512 since the daemon started, without those of delegates' pods.
 The compilation of an image's component has events of its own: compiling, compiled, and failed with the reason.
+The event fallback says that a component runs slower than it could, and why.
 With -w, go on with new events until interrupted, also those of delegates. If the daemon restarts, the command follows it again
 and says that events may be missing. With -o json each event is one line.`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -155,6 +156,12 @@ func (p *eventPrinter) print(e *runtimeapi.ContainerEventResponse) error {
 	}
 	pod := e.GetPodSandboxStatus()
 	kind := strings.TrimSuffix(strings.TrimPrefix(e.GetContainerEventType().String(), "CONTAINER_"), "_EVENT")
+	if e.GetContainerEventType() == cri.FallbackEvent {
+		kind = "fallback"
+		for _, s := range e.GetContainersStatuses() {
+			container += ": " + s.GetMessage()
+		}
+	}
 	return p.printRow(e, strings.ToLower(kind), pod.GetMetadata().GetNamespace()+"/"+pod.GetMetadata().GetName(), container)
 }
 

@@ -28,6 +28,10 @@ const (
 // failure, or where the code comes from, as its message.
 const CompilationEvent = runtimeapi.ContainerEventType(100)
 
+// FallbackEvent is the type of events about containers that run slower than they could. Only clients that send
+// HeaderEvents get them. There is one status, of the container, with the cause as its message.
+const FallbackEvent = runtimeapi.ContainerEventType(101)
+
 // GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). If the
 // client falls behind, the stream ends, so that no event is lost unnoticed. The client must then subscribe again and
 // list all pods again.
@@ -73,16 +77,19 @@ func (s *Server) recentEvents(stream runtimeapi.RuntimeService_GetContainerEvent
 	return nil
 }
 
-// sendEvent sends an event, unless it is one of an edge module or of an image and the client did not ask for these.
+// sendEvent sends an event, unless it is one of an edge module or has a type that is not the CRI's, and the client did not
+// ask for these.
 func sendEvent(stream runtimeapi.RuntimeService_GetContainerEventsServer, event node.Event) error {
-	if event.Compilation != nil {
-		if !wantsEvents(stream.Context(), HeaderEventsRecent) && !wantsEvents(stream.Context(), HeaderEventsAll) {
-			return nil
-		}
-		return stream.Send(compilationMessage(event))
-	}
-	if event.Pod != nil && isModule(event.Pod) && !listsAll(stream.Context()) {
+	own := event.Compilation != nil || event.Fallback != ""
+	switch {
+	case own && !wantsEvents(stream.Context(), HeaderEventsRecent) && !wantsEvents(stream.Context(), HeaderEventsAll):
 		return nil
+	case event.Pod != nil && isModule(event.Pod) && !listsAll(stream.Context()):
+		return nil
+	case event.Compilation != nil:
+		return stream.Send(compilationMessage(event))
+	case event.Fallback != "":
+		return stream.Send(fallbackMessage(event))
 	}
 	return stream.Send(eventMessage(event))
 }
@@ -112,6 +119,16 @@ func codeNote(c *sandbox.Compilation) string {
 		return "the code is from the image, signed by " + c.Key
 	}
 	return ""
+}
+
+func fallbackMessage(e node.Event) *runtimeapi.ContainerEventResponse {
+	m := eventMessage(e)
+	m.ContainerEventType = FallbackEvent
+	m.ContainersStatuses = slices.DeleteFunc(m.ContainersStatuses, func(s *runtimeapi.ContainerStatus) bool { return s.GetId() != e.ContainerID })
+	for _, s := range m.ContainersStatuses {
+		s.Message = e.Fallback
+	}
+	return m
 }
 
 // eventMessage describes an event and the statuses immediately after it.

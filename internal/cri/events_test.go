@@ -1,12 +1,15 @@
 package cri
 
 import (
+	"context"
 	"io"
 	"strings"
 	"testing"
 
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/node"
 )
 
 // TestRememberedEvents: a client that asks gets the earlier events, and only then the new ones or the end of the stream. A
@@ -47,6 +50,40 @@ func TestRememberedEvents(t *testing.T) {
 		e, err := s.Recv()
 		must(t, err)
 		wantEqual(t, "the first new event is of", e.GetContainerId(), next)
+	}
+}
+
+// eventStream is a stream to a client with a header.
+type eventStream struct {
+	runtimeapi.RuntimeService_GetContainerEventsServer
+	ctx  context.Context
+	sent []*runtimeapi.ContainerEventResponse
+}
+
+func (s *eventStream) Context() context.Context { return s.ctx }
+func (s *eventStream) Send(e *runtimeapi.ContainerEventResponse) error {
+	s.sent = append(s.sent, e)
+	return nil
+}
+
+// TestFallbackEvent: a client that asks for the node's own events gets the reason with the container it is about. A kubelet
+// gets no event of a type that it does not know.
+func TestFallbackEvent(t *testing.T) {
+	pod := &node.Pod{ID: "p", Containers: []*node.Container{{ID: "a", State: node.Running}, {ID: "b", State: node.Running}}}
+	for _, c := range pod.Containers {
+		c.Config = &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: c.ID}}
+	}
+	event := node.Event{PodID: "p", ContainerID: "b", Pod: pod, Fallback: "too slow"}
+	for header, want := range map[string]int{"": 0, HeaderEventsRecent: 1, HeaderEventsAll: 1} {
+		s := &eventStream{ctx: metadata.NewIncomingContext(t.Context(), metadata.Pairs(HeaderEvents, header))}
+		must(t, sendEvent(s, event))
+		wantEqual(t, "events with the header "+header, len(s.sent), want)
+		for _, m := range s.sent {
+			statuses := m.GetContainersStatuses()
+			if m.GetContainerEventType() != FallbackEvent || len(statuses) != 1 || statuses[0].GetId() != "b" || statuses[0].GetMessage() != "too slow" {
+				t.Errorf("event: got %v, want the fallback of b", m)
+			}
+		}
 	}
 }
 

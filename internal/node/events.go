@@ -19,8 +19,8 @@ const eventBuffer = 4096
 // recentEvents is how many events the node remembers.
 const recentEvents = 512
 
-// Event reports a transition that has an event in CRI v1, or the progress of a compilation. An event of the sandbox itself has the sandbox's ID in both
-// ID fields.
+// Event reports a transition that has an event in CRI v1, the progress of a compilation, or that a container runs slower
+// than it could. An event of the sandbox itself has the sandbox's ID in both ID fields.
 type Event struct {
 	Type        runtimeapi.ContainerEventType
 	ContainerID string
@@ -28,6 +28,8 @@ type Event struct {
 	At          time.Time
 	// Compilation is set in events about the compilation of an image's component. They have no other fields but At.
 	Compilation *sandbox.Compilation
+	// Fallback is why the container runs slower than it could. Such an event is no transition and has no Type.
+	Fallback string
 	// Pod is the pod after the transition or, if the transition removed the pod, its last snapshot.
 	Pod *Pod
 }

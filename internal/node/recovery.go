@@ -158,6 +158,13 @@ func (n *Node) record(e sandbox.Event) {
 	if err != nil {
 		return // removed in the meantime
 	}
+	if e.Fallback != "" {
+		rec := p.rec.Load()
+		if c := rec.find(e.ContainerID); c != nil {
+			n.events.send([]Event{{At: time.Now(), PodID: rec.ID, ContainerID: c.ID, Fallback: e.Fallback, Pod: rec}})
+		}
+		return
+	}
 	if e.ContainerID == "" {
 		p.sandboxLost(e.Status.Message)
 		return

@@ -190,12 +190,14 @@ type Status struct {
 
 // Event reports that a run of a container has ended. It can arrive when the container already runs again. If ContainerID
 // is empty, the event reports that the sandbox became unusable, because its init process or machine is gone. If
-// Compilation is set, the event is about an image instead.
+// Compilation is set, the event is about an image instead. If Fallback is set, the run has not ended: it is slower than it
+// could be, for that reason.
 type Event struct {
 	PodID       string
 	ContainerID string
 	Status      Status
 	Compilation *Compilation
+	Fallback    string
 }
 
 // Sink receives events. It does not block and is safe for concurrent use.

@@ -85,6 +85,26 @@ func TestWasmGoServer(t *testing.T) {
 	})
 }
 
+// TestWasmFallback: a component whose instances cannot begin from a snapshot says why, once, in the events and in the log.
+func TestWasmFallback(t *testing.T) {
+	guest := filepath.Join(harness.Root(), "internal/sandbox/wasm/internal/worker/testdata/snapshot.wasm")
+	image := pushWasm(t, guest, "pushed/random:1", "--proto", "raw-c/sum.proto")
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	c, s := startComponent(t, d, image, "sum.v1.Sums", env("DO", "random"))
+	for range 3 {
+		_, _ = s.try(s.context(), "sum.v1.Sums/Add", `{"numbers":["1"]}`) // the answer is not protobuf
+	}
+	const why = "each request initializes the component again, because there is no snapshot: it asks for random values"
+	c.WaitLog("tripod: " + why)
+	harness.Eventually(t, waitLimit, func() error {
+		out, err := tripod(t, d, "events").CombinedOutput()
+		if n := strings.Count(string(out), ": "+why); err != nil || n != 1 || !strings.Contains(string(out), "  fallback   ") {
+			return fmt.Errorf("tripod events: got error %v and\n%s\nwant one fallback", err, out)
+		}
+		return nil
+	})
+}
+
 // TestWasmRawC: a core module in C on tripod:grpc/raw serves with the descriptors of a .proto, also for clients that
 // send JSON.
 func TestWasmRawC(t *testing.T) {

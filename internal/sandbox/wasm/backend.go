@@ -215,7 +215,8 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 		recovered: make(chan struct{}), dialerLost: make(chan struct{}, 1),
 	}
 	b.precompiler = newPrecompiler(b.cache, b.catalog, func(c sandbox.Compilation) { b.ledger.Report(sandbox.Event{Compilation: &c}) })
-	b.keeper.exited, b.keeper.died, b.keeper.reconnected, b.keeper.hasPods = b.podExited, b.workerDied, b.resync, b.hasPods
+	b.keeper.exited, b.keeper.fellBack, b.keeper.died, b.keeper.reconnected = b.podExited, b.podFellBack, b.workerDied, b.resync
+	b.keeper.hasPods = b.hasPods
 	b.watcher.changed, b.dialers.died = b.certificateChanged, b.reconnectSoon
 	b.background, b.stop = context.WithCancel(context.Background())
 	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(b.background) }))

@@ -104,6 +104,23 @@ func (b *Backend) podExited(w *worker, s workerapi.Status) {
 	}
 }
 
+// podFellBack handles a worker's event that a pod runs slower than it could.
+func (b *Backend) podFellBack(w *worker, f workerapi.Fallback) {
+	h := b.ledger.Loaded(f.ID)
+	if h == nil {
+		return
+	}
+	if _, l := h.Snapshot(); l != nil && l.worker == w {
+		b.reportFallback(l, f.Reason)
+	}
+}
+
+// reportFallback tells the user that a running container runs slower than it could.
+func (b *Backend) reportFallback(l *life, reason string) {
+	b.log.Info("component runs slower than it could", "pod", l.pod.ID, "container", l.container.ID, "why", reason)
+	b.ledger.Report(sandbox.Event{PodID: l.pod.ID, ContainerID: l.container.ID, Fallback: reason})
+}
+
 // workerDied records the end of all containers of a worker whose process has ended.
 func (b *Backend) workerDied(w *worker) {
 	now, n := time.Now(), 0

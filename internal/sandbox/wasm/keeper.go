@@ -42,9 +42,10 @@ type keeper struct {
 	cfg     setup
 	log     *slog.Logger
 	cgroups cgroup.Tree
-	// Callbacks for three events: a pod has exited, a worker has died, a worker has a new connection. They are set
-	// before the first worker starts.
+	// Callbacks for four events: a pod has exited, a pod runs slower than it could, a worker has died, a worker has a new
+	// connection. They are set before the first worker starts.
 	exited      func(*worker, workerapi.Status)
+	fellBack    func(*worker, workerapi.Fallback)
 	died        func(*worker)
 	reconnected func(context.Context, *worker) error
 	// hasPods reports whether a scope has pods and so needs a worker.
@@ -202,7 +203,7 @@ func (k *keeper) keepLocked(w *worker) {
 // follow handles a worker's events until the worker ends. Then follow records the worker's pods as exited, and starts a
 // new worker if the scope has pods.
 func (k *keeper) follow(w *worker) {
-	w.watch(func(s workerapi.Status) { k.exited(w, s) }, k.spans, k.reconnected)
+	w.watch(func(e workerapi.Event) { k.happened(w, e) }, k.reconnected)
 	if w.isDetached() {
 		return // the daemon is stopping, but the worker continues to run
 	}
@@ -217,9 +218,15 @@ func (k *keeper) follow(w *worker) {
 	}
 }
 
-func (k *keeper) spans(otlp []byte) {
-	if k.cfg.Spans != nil {
-		k.cfg.Spans(otlp)
+// happened handles an event of a worker.
+func (k *keeper) happened(w *worker, e workerapi.Event) {
+	switch {
+	case e.Exited != nil:
+		k.exited(w, *e.Exited)
+	case e.Fallback != nil:
+		k.fellBack(w, *e.Fallback)
+	case e.Spans != nil && k.cfg.Spans != nil:
+		k.cfg.Spans(e.Spans)
 	}
 }
 

@@ -283,6 +283,14 @@ func TestSetApart(t *testing.T) {
 	if info, err := r.Inspect(r.ctx(), apart, ac); err != nil || info["apart"] != "odd" {
 		t.Errorf("Inspect = %v, %v; want apart=odd", info, err)
 	}
+	for e := range r.events {
+		if e.Fallback != "" {
+			if e.PodID != apart.ID || e.ContainerID != ac.ID || !strings.Contains(e.Fallback, "component path, in a worker of its own: odd") {
+				t.Errorf("event %+v; want the fallback of the other pod", e)
+			}
+			break
+		}
+	}
 	r.restartDaemon()
 	r.must(unix.Kill(workerOf(ac).proc.Pid, unix.SIGKILL))
 	if s := r.waitExit(ac); s.ExitCode != sandbox.ExitKilled {

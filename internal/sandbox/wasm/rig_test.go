@@ -381,7 +381,7 @@ func (r *rig) waitExit(c *sandbox.Container) sandbox.Status {
 	for {
 		select {
 		case e := <-r.events:
-			if e.ContainerID == c.ID {
+			if e.ContainerID == c.ID && e.Fallback == "" {
 				return e.Status
 			}
 		case <-timeout:

@@ -110,6 +110,9 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	}
 	h.UpdateInMemory(l, func(s *state) { s.StartedAt = status.StartedAt })
 	b.followCertificate(h.ID, l)
+	if why := loaded.OwnWorkerReason; why != "" {
+		b.reportFallback(l, "it takes the component path, in a worker of its own: "+why)
+	}
 	if dialer != "" && !b.dialers.alive(dialer) {
 		b.reconnectSoon() // the dialer has ended before the worker had the pod
 	}

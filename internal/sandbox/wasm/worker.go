@@ -121,9 +121,9 @@ func (w *worker) alive() bool {
 
 // watch handles the worker's events until the process ends or the daemon stops, and reconnects when a connection
 // breaks.
-func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), reconnected func(context.Context, *worker) error) {
+func (w *worker) watch(happened func(workerapi.Event), reconnected func(context.Context, *worker) error) {
 	for {
-		w.serve(w.conn(), exited, spans)
+		w.serve(w.conn(), happened)
 		if !w.proc.Alive() || w.isDetached() {
 			return
 		}
@@ -142,20 +142,16 @@ func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), reconn
 	}
 }
 
-// serve handles the events of one connection until the connection or the process ends, or the daemon stops.
-func (w *worker) serve(client *workerapi.Client, exited func(workerapi.Status), spans func([]byte)) {
+// serve passes on the events of one connection until the connection or the process ends, or the daemon stops.
+func (w *worker) serve(client *workerapi.Client, happened func(workerapi.Event)) {
 	defer client.Close()
 	for {
 		select {
 		case e, ok := <-client.Events():
-			switch {
-			case !ok:
+			if !ok {
 				return
-			case e.Exited != nil:
-				exited(*e.Exited)
-			case e.Spans != nil:
-				spans(e.Spans)
 			}
+			happened(e)
 		case <-w.proc.Dead:
 			return
 		case <-w.detached:

@@ -112,7 +112,9 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 		return
 	}
 	s.final = true
-	s.pod.output.logLine("tripod: each request initializes the component again, because there is no snapshot: " + s.reason)
+	const what = "each request initializes the component again, because there is no snapshot: "
+	s.pod.output.logLine("tripod: " + what + s.reason)
+	s.pod.worker.config.Publish(workerapi.Event{Fallback: &workerapi.Fallback{ID: s.pod.spec.ID, Reason: what + s.reason}})
 	s.pod.worker.logger.Info("no snapshot", "pod", s.pod.spec.ID, "component", s.pod.spec.Component, "err", s.reason)
 }
 

@@ -285,10 +285,12 @@ func (c *Client) event(m message) {
 	switch m.Op {
 	case eventExited:
 		err = json.Unmarshal(m.Body, &e.Exited)
+	case eventFallback:
+		err = json.Unmarshal(m.Body, &e.Fallback)
 	case eventSpans:
 		err = json.Unmarshal(m.Body, &e.Spans)
 	}
-	if err == nil && (e.Exited != nil || e.Spans != nil) {
+	if err == nil && (e.Exited != nil || e.Fallback != nil || e.Spans != nil) {
 		c.events.put(e)
 	}
 }

@@ -360,12 +360,19 @@ func TestEvents(t *testing.T) {
 		s.Publish(Event{Exited: &Status{ID: fmt.Sprint(i)}})
 		s.Publish(Event{Spans: []byte{byte(i)}})
 	}
+	s.Publish(Event{Fallback: &Fallback{ID: "slow", Reason: "why"}})
 	for _, c := range []*Client{a, b} {
 		seen := 0
 		for seen < exits {
 			if e := <-c.Events(); e.Exited != nil {
 				require.Equal(t, fmt.Sprint(seen), e.Exited.ID)
 				seen++
+			}
+		}
+		for e := range c.Events() {
+			if e.Fallback != nil {
+				require.Equal(t, Fallback{ID: "slow", Reason: "why"}, *e.Fallback)
+				break
 			}
 		}
 	}

@@ -51,8 +51,9 @@ const (
 	opMetrics   = "metrics"
 	opChannels  = "channels"
 
-	eventExited = "exited"
-	eventSpans  = "spans"
+	eventExited   = "exited"
+	eventFallback = "fallback"
+	eventSpans    = "spans"
 )
 
 // Hello describes a worker. Its format is the same in all versions of the protocol.
@@ -353,8 +354,16 @@ type MethodMetrics struct {
 type Event struct {
 	// Exited is the status of a pod that has exited for any reason.
 	Exited *Status
+	// Fallback says that a pod runs slower than it could.
+	Fallback *Fallback
 	// Spans is a serialized opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest.
 	Spans []byte
+}
+
+// Fallback says that a pod runs slower than it could, until it is started again.
+type Fallback struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason"`
 }
 
 type idRequest struct {

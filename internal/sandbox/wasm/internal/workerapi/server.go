@@ -134,7 +134,10 @@ func (s *Server) Close() error {
 func (s *Server) Publish(e Event) {
 	m, size := message{Op: eventExited}, 0
 	var body any = e.Exited
-	if e.Spans != nil {
+	switch {
+	case e.Fallback != nil:
+		m.Op, body = eventFallback, e.Fallback
+	case e.Spans != nil:
 		m.Op, body, size = eventSpans, e.Spans, maxSpansOutbox
 	}
 	var err error
