@@ -82,7 +82,7 @@ test-daemon: build images ## run the end-to-end and crash tests against real dae
 .PHONY: test-all
 test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, a real kubelet with its node specs, soak, short fuzzing, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-delegate test-connect test-browser test-kubelet test-e2e-node test-release fuzz debian
+	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-kubelet test-e2e-node test-release fuzz debian
 	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-delegate
@@ -94,6 +94,11 @@ test-delegate: build images ## run the end-to-end tests of Linux pods through a 
 .PHONY: test-attack
 test-attack: build images ## run hostile containers, components, machines, images, registries and clients (10 min)
 	TRIPOD_TEST_FULL=1 $(GOTEST) -v ./test/attack/...
+
+.PHONY: test-templates
+test-templates: build images ## test the components that `tripod component new` writes, in each language (4 min; installs Node.js and packages of npm)
+	@command -v npm >/dev/null || hack/setup.sh browser
+	TRIPOD_TEST_TEMPLATES=1 $(GOTEST) -run '^TestWasmTemplate' ./test/e2e
 
 .PHONY: test-connect
 test-connect: build images build/tools/connectconformance ## run the public conformance suite of Connect, gRPC and gRPC-Web, and the gRPC interop cases, against a component and a Go server (6 min)

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
 	"github.com/tripod-run/tripod/internal/cli/scaffold"
@@ -25,33 +24,31 @@ const generateTime = 10 * time.Minute
 
 func (a *App) componentNewCommand() *cobra.Command {
 	var o scaffold.Options
-	var lang string
 	c := &cobra.Command{
 		Use:   "new DIRECTORY FILE.proto...",
 		Short: "Write the directory of a new component that serves the services of .proto files",
 		Long: "Write the directory of a new component that serves the services of .proto files: generated code, a server with a\n" +
 			"body for each method, and test cases for `tripod component test`. It builds, and its test cases pass.\n\n" +
-			"It needs the Go toolchain in PATH, which fetches the generators of code in fixed versions. protoc is not needed.",
+			"It needs the language's toolchain in PATH, which fetches the generators of code in fixed versions: Go, or Node.js with\n" +
+			"npm. protoc is not needed.",
 		Example: "  tripod component new greeter greeter.proto\n" +
+			"  tripod component new --lang js greeter greeter.proto\n" +
 			"  tripod component new --module example.com/shop/cart -I . -I third_party cart shop/v1/cart.proto",
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
-			if lang != "go" {
-				return fmt.Errorf("--lang %q: only go is supported; for C and JavaScript, begin with `tripod wit gen` (docs/wasm.md): %w", lang, errdefs.ErrInvalidArgument)
-			}
 			ctx, cancel := context.WithTimeout(c.Context(), generateTime)
 			defer cancel()
 			o.Dir, o.Protos = args[0], args[1:]
 			if err := scaffold.New(ctx, o); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(a.Stdout, "%s: write the methods in main.go and the test cases in %s, then run `tripod component test %s`\n",
-				args[0], scaffold.TestsFile, args[0])
+			_, err := fmt.Fprintf(a.Stdout, "%s: write the methods in %s and the test cases in %s, then run `tripod component test %s`\n",
+				args[0], scaffold.Languages[o.Language], scaffold.TestsFile, args[0])
 			return err
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&lang, "lang", "go", "language of the component: go")
+	f.StringVar(&o.Language, "lang", "go", "language of the component: go or js")
 	f.StringSliceVarP(&o.ImportPaths, "proto-path", "I", nil, "search path of imports (default: the files' directories)")
 	f.StringVar(&o.Module, "module", "", "path of the Go module (default: example.com/NAME)")
 	f.StringVar(&o.SDK, "sdk", "", "directory with "+scaffold.SDKModule+" (default: its latest version is fetched)")

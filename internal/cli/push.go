@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/tripod-run/tripod/internal/cli/scaffold"
 	"github.com/tripod-run/tripod/internal/component/describe"
 	"github.com/tripod-run/tripod/internal/component/protowit"
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
@@ -37,7 +38,8 @@ func (a *App) PushCommand() *cobra.Command {
 			"Wasm layout). Invalid components are rejected before the push. The same files make the same artifact;\n" +
 			"content that the registry has is not sent again.\n\n" +
 			"A DIRECTORY is the package of a gRPC server in Go that uses github.com/tripod-run/tripod/sdk/go. It is built with\n" +
-			"the Go toolchain in PATH, and the descriptors are taken from the program.\n\n" +
+			"the Go toolchain in PATH, and the descriptors are taken from the program. Or it has a package.json, as made by\n" +
+			"`tripod component new --lang js`: npm in PATH builds it, and the descriptors are those of its directory proto.\n\n" +
 			"With --compiled, the image also has the machine code for nodes with the engine and processor of this machine. The key is\n" +
 			"of `openssl genpkey -algorithm ed25519 -out fleet.key`; nodes need its public half (`openssl pkey -in fleet.key -pubout`) in\n" +
 			"their [[wasm.compiled_layer]]. Other nodes compile the component, as without it.\n\n" +
@@ -123,6 +125,8 @@ type push struct {
 type description struct {
 	protos, imports, services []string
 	descriptors               string
+	// built is the component of a directory in JavaScript, or nil.
+	built *scaffold.Built
 }
 
 func (d *description) flags(f *pflag.FlagSet) {
@@ -196,7 +200,10 @@ func (d *description) judge(ctx context.Context, spec *artifact.Spec) (*pushed, 
 	if err != nil {
 		return nil, err
 	}
-	result := &pushed{Services: served.services, Annotations: spec.Annotations, Warnings: artifact.Warnings(spec.Wasm, served.methods)}
+	result := &pushed{Services: served.services, Annotations: spec.Annotations}
+	if !artifact.IsRaw(outline) { // otherwise the guest reads and writes integers itself
+		result.Warnings = artifact.Warnings(spec.Wasm, served.methods)
+	}
 	if result.World, err = artifact.Check(outline, served.interfaces); err != nil {
 		return nil, err
 	}
@@ -293,6 +300,13 @@ func (d *description) describe(ctx context.Context, spec *artifact.Spec, outline
 		}
 	case d.descriptors != "":
 		if spec.Descriptors, err = os.ReadFile(d.descriptors); err != nil {
+			return served{}, err
+		}
+	case d.built != nil:
+		if services, err = chooseServices(services, d.built.Services); err != nil {
+			return served{}, err
+		}
+		if spec.Descriptors, err = (proto.MarshalOptions{Deterministic: true}).Marshal(d.built.Source.Set); err != nil {
 			return served{}, err
 		}
 	case artifact.IsRaw(outline):

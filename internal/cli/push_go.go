@@ -11,7 +11,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/cli/gotool"
+	"github.com/tripod-run/tripod/internal/cli/scaffold"
+	"github.com/tripod-run/tripod/internal/cli/toolchain"
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
@@ -19,8 +20,8 @@ import (
 
 var errDisk = errors.New("the file is a disk")
 
-// binary returns the WebAssembly binary in a file, or builds the Go package in a directory. For a disk it returns
-// errDisk.
+// binary returns the WebAssembly binary in a file, or builds the Go package or the component in JavaScript in a directory.
+// For a disk it returns errDisk.
 func (p *push) binary(ctx context.Context, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -34,6 +35,12 @@ func (p *push) binary(ctx context.Context, path string) ([]byte, error) {
 		}
 		return os.ReadFile(path)
 	}
+	if scaffold.IsJavaScript(path) {
+		if p.built, err = scaffold.BuildJavaScript(ctx, path); err != nil {
+			return nil, err
+		}
+		return p.built.Wasm, nil
+	}
 	work, err := os.MkdirTemp("", "tripod-push-")
 	if err != nil {
 		return nil, err
@@ -44,7 +51,7 @@ func (p *push) binary(ctx context.Context, path string) ([]byte, error) {
 
 // buildGo builds the gRPC server whose package main is in a directory, by the Go toolchain in PATH.
 func buildGo(ctx context.Context, dir, output string) ([]byte, error) {
-	out, err := gotool.Run(ctx, dir, gotool.Wasm, nil, "list", "-f", "{{.Name}}", ".")
+	out, err := toolchain.Go.Run(ctx, dir, toolchain.GoWasm, nil, "list", "-f", "{{.Name}}", ".")
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +59,7 @@ func buildGo(ctx context.Context, dir, output string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: the package is %s, not main: %w", dir, name, errdefs.ErrInvalidArgument)
 	}
 	// As a library, because a program would end with its first call. The flags make the same bytes from the same sources.
-	if _, err := gotool.Run(ctx, dir, gotool.Wasm, nil, "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", output, "."); err != nil {
+	if _, err := toolchain.Go.Run(ctx, dir, toolchain.GoWasm, nil, "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", output, "."); err != nil {
 		return nil, err
 	}
 	binary, err := os.ReadFile(output)

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"embed"
-	"errors"
 	"fmt"
 	"go/format"
 	"go/token"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/pluginpb"
 
-	"github.com/tripod-run/tripod/internal/cli/gotool"
+	"github.com/tripod-run/tripod/internal/cli/toolchain"
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
 
@@ -116,59 +114,24 @@ func (c *goCode) generate(ctx context.Context, dir string) error {
 	}
 	defer os.RemoveAll(module)
 	for _, p := range plugins {
-		out, err := gotool.Run(ctx, module, env, bytes.NewReader(request), "tool", p)
+		out, err := toolchain.Go.Run(ctx, module, env, bytes.NewReader(request), "tool", p)
 		if err != nil {
 			return err
 		}
-		var response pluginpb.CodeGeneratorResponse
-		if err := proto.Unmarshal(out, &response); err != nil {
-			return fmt.Errorf("output of %s: %w", p, err)
-		}
-		if response.Error != nil {
-			return fmt.Errorf("%s: %s: %w", p, response.GetError(), errdefs.ErrInvalidArgument)
-		}
-		for _, f := range response.File {
-			if !filepath.IsLocal(f.GetName()) {
-				return fmt.Errorf("%s wants to write %q: %w", p, f.GetName(), errdefs.ErrInvalidArgument)
-			}
-			file := filepath.Join(dir, f.GetName())
-			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-				return err
-			}
-			if err := os.WriteFile(file, []byte(f.GetContent()), 0o644); err != nil {
-				return err
-			}
+		if err := writeGenerated(p, out, dir); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// Generate generates the Go code again, for the .proto files in the directory of a component. It returns
-// errdefs.ErrNotFound if there are none.
-func Generate(ctx context.Context, dir string) error {
-	root := filepath.Join(dir, protoDir)
-	var files []string
-	err := filepath.WalkDir(root, func(p string, _ fs.DirEntry, err error) error {
-		if filepath.Ext(p) == ".proto" {
-			files = append(files, p)
-		}
-		return err
-	})
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(files) == 0 {
-		return fmt.Errorf("%s contains no .proto file: %w", root, errdefs.ErrNotFound)
-	}
+// generateGo generates the Go code of the module in a directory again.
+func generateGo(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet) error {
+	module, err := toolchain.Go.Run(ctx, dir, env, nil, "list", "-m")
 	if err != nil {
 		return err
 	}
-	module, err := gotool.Run(ctx, dir, env, nil, "list", "-m")
-	if err != nil {
-		return err
-	}
-	source, err := protosource.Compile(ctx, files, []string{root})
-	if err != nil {
-		return err
-	}
-	code, err := newGoCode(strings.TrimSpace(string(module)), source.Set)
+	code, err := newGoCode(strings.TrimSpace(string(module)), set)
 	if err != nil {
 		return err
 	}
@@ -198,24 +161,8 @@ type goMethod struct {
 	Echo           bool   // the reply is the request
 }
 
-// Procedure returns the method's name in the test cases.
-func (m goMethod) Procedure() string {
-	return fmt.Sprintf("%s/%s", m.Desc.Parent().FullName(), m.Desc.Name())
-}
-
 // Kind returns the method's arity.
-func (m goMethod) Kind() string {
-	switch client, server := m.Desc.IsStreamingClient(), m.Desc.IsStreamingServer(); {
-	case client && server:
-		return "bidi"
-	case client:
-		return "client"
-	case server:
-		return "server"
-	default:
-		return "unary"
-	}
-}
+func (m goMethod) Kind() string { return rpc{m.Desc}.Kind() }
 
 // Has reports whether a method has one of the arities.
 func (s *goServer) Has(kinds ...string) bool {
@@ -292,13 +239,43 @@ func formatted(name, text string) ([]byte, error) {
 	return format.Source([]byte(text))
 }
 
-// finish fetches the latest SDK if asked to, and checks that the server compiles.
-func finish(ctx context.Context, dir string, fetch bool) error {
-	if fetch {
-		if _, err := gotool.Run(ctx, dir, env, nil, "get", SDKModule+"@latest"); err != nil {
+// goProject writes servers in Go.
+type goProject struct {
+	code     *goCode
+	services []string
+	// module and sdk are those of Options.
+	module, sdk string
+}
+
+func newGoProject(o Options, source *protosource.Result) (*goProject, error) {
+	code, err := newGoCode(o.Module, source.Set)
+	return &goProject{code: code, services: source.Services, module: o.Module, sdk: o.SDK}, err
+}
+
+func (p *goProject) own() []string { return p.code.own }
+
+// write also fetches the latest SDK without a directory with the SDK, and checks that the server compiles.
+func (p *goProject) write(ctx context.Context, dir, name string) error {
+	if err := p.code.generate(ctx, dir); err != nil {
+		return err
+	}
+	server := p.code.server(p.services)
+	var methods []rpc
+	for _, s := range server.Services {
+		for _, m := range s.Methods {
+			methods = append(methods, rpc{m.Desc})
+		}
+	}
+	if err := writeTemplates(dir, "go", map[string]any{
+		"Name": name, "Module": p.module, "SDKModule": SDKModule, "SDK": p.sdk, "Server": server, "Methods": methods,
+	}); err != nil {
+		return err
+	}
+	if p.sdk == "" {
+		if _, err := toolchain.Go.Run(ctx, dir, env, nil, "get", SDKModule+"@latest"); err != nil {
 			return fmt.Errorf("%w (--sdk names a directory with the SDK, such as sdk/go in a clone of Tripod)", err)
 		}
 	}
-	_, err := gotool.Run(ctx, dir, env, nil, "vet", ".")
+	_, err := toolchain.Go.Run(ctx, dir, env, nil, "vet", ".")
 	return err
 }

@@ -13,6 +13,9 @@ import (
 	"text/template"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/pluginpb"
 
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
@@ -23,13 +26,18 @@ const SDKModule = "github.com/tripod-run/tripod/sdk/go"
 // TestsFile is the name of the file with the test cases.
 const TestsFile = "tests.yaml"
 
+// Languages are the languages of new components, and the files with their methods.
+var Languages = map[string]string{"go": "main.go", "js": "server.js"}
+
 // Options says what to write.
 type Options struct {
+	// Language is one of Languages.
+	Language string
 	// Dir is the directory to write, which must not exist. Its base is the component's name.
 	Dir string
 	// Protos are the files with the services. ImportPaths are those of protosource.Compile.
 	Protos, ImportPaths []string
-	// Module is the path of the Go module; example.com/NAME by default.
+	// Module is the path of the Go module; example.com/NAME by default. Module and SDK are only for Go.
 	Module string
 	// SDK is a directory with the SDK's sources. If it is empty, the SDK's latest version is fetched.
 	SDK string
@@ -41,9 +49,17 @@ var templates embed.FS
 // componentName matches names that fit into module paths, image references and labels.
 var componentName = regexp.MustCompile(`^[a-z0-9]+([-.][a-z0-9]+)*$`)
 
-// New writes the directory of a server in Go. If New fails, it leaves nothing behind. It returns errdefs.ErrAlreadyExists
-// if the directory exists, errdefs.ErrInvalidArgument if the .proto files do not compile or have no service, and
-// errdefs.ErrUnavailable if there is no Go toolchain.
+// project writes components in one language.
+type project interface {
+	// own returns the names of the .proto files for which code is generated.
+	own() []string
+	// write writes all files but the .proto files, which are in the directory already.
+	write(ctx context.Context, dir, name string) error
+}
+
+// New writes the directory of a server. If New fails, it leaves nothing behind. It returns errdefs.ErrAlreadyExists if the
+// directory exists, errdefs.ErrInvalidArgument if the .proto files do not compile, have no service or do not fit the
+// language, and errdefs.ErrUnavailable if there is no toolchain.
 func New(ctx context.Context, o Options) (err error) {
 	name, err := checkOptions(&o)
 	if err != nil {
@@ -56,7 +72,12 @@ func New(ctx context.Context, o Options) (err error) {
 	if len(source.Services) == 0 {
 		return fmt.Errorf("no service in %s: %w", strings.Join(o.Protos, ", "), errdefs.ErrInvalidArgument)
 	}
-	code, err := newGoCode(o.Module, source.Set)
+	var p project
+	if o.Language == "js" {
+		p, err = newJSProject(source)
+	} else {
+		p, err = newGoProject(o, source)
+	}
 	if err != nil {
 		return err
 	}
@@ -71,24 +92,92 @@ func New(ctx context.Context, o Options) (err error) {
 	if err := os.Chmod(work, 0o755); err != nil {
 		return err
 	}
-	if err := copyProtos(work, code, o); err != nil {
+	if err := copyProtos(work, p.own(), o); err != nil {
 		return err
 	}
-	if err := code.generate(ctx, work); err != nil {
-		return err
-	}
-	if err := writeTemplates(work, map[string]any{
-		"Name": name, "Module": o.Module, "SDKModule": SDKModule, "SDK": o.SDK, "Code": code, "Server": code.server(source.Services),
-	}); err != nil {
-		return err
-	}
-	if err := finish(ctx, work, o.SDK == ""); err != nil {
+	if err := p.write(ctx, work, name); err != nil {
 		return err
 	}
 	if err := os.Rename(work, o.Dir); err != nil {
 		return fmt.Errorf("%s: %w", o.Dir, err)
 	}
 	return nil
+}
+
+// Generate generates the code again, for the .proto files in the directory of a component. It returns errdefs.ErrNotFound
+// if there are none.
+func Generate(ctx context.Context, dir string) error {
+	source, err := compileProtos(ctx, dir)
+	if err != nil {
+		return err
+	}
+	if IsJavaScript(dir) {
+		return generateJS(ctx, dir, source.Set)
+	}
+	return generateGo(ctx, dir, source.Set)
+}
+
+// compileProtos compiles the .proto files in the directory of a component.
+func compileProtos(ctx context.Context, dir string) (*protosource.Result, error) {
+	root := filepath.Join(dir, protoDir)
+	var files []string
+	err := filepath.WalkDir(root, func(p string, _ fs.DirEntry, err error) error {
+		if filepath.Ext(p) == ".proto" {
+			files = append(files, p)
+		}
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(files) == 0 {
+		return nil, fmt.Errorf("%s contains no .proto file: %w", root, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return protosource.Compile(ctx, files, []string{root})
+}
+
+// writeGenerated writes the files in the output of one of protoc's plugins into a directory.
+func writeGenerated(plugin string, output []byte, dir string) error {
+	var response pluginpb.CodeGeneratorResponse
+	if err := proto.Unmarshal(output, &response); err != nil {
+		return fmt.Errorf("output of %s: %w", plugin, err)
+	}
+	if response.Error != nil {
+		return fmt.Errorf("%s: %s: %w", plugin, response.GetError(), errdefs.ErrInvalidArgument)
+	}
+	for _, f := range response.File {
+		if !filepath.IsLocal(f.GetName()) {
+			return fmt.Errorf("%s wants to write %q: %w", plugin, f.GetName(), errdefs.ErrInvalidArgument)
+		}
+		file := filepath.Join(dir, f.GetName())
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, []byte(f.GetContent()), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rpc is a method in the templates.
+type rpc struct{ protoreflect.MethodDescriptor }
+
+// Procedure returns the method's name in the test cases.
+func (m rpc) Procedure() string { return fmt.Sprintf("%s/%s", m.Parent().FullName(), m.Name()) }
+
+// Kind returns the method's arity.
+func (m rpc) Kind() string {
+	switch client, server := m.IsStreamingClient(), m.IsStreamingServer(); {
+	case client && server:
+		return "bidi"
+	case client:
+		return "client"
+	case server:
+		return "server"
+	default:
+		return "unary"
+	}
 }
 
 // checkOptions fills in defaults and returns the component's name.
@@ -104,6 +193,15 @@ func checkOptions(o *Options) (name string, err error) {
 		return "", fmt.Errorf("%s exists: %w", o.Dir, errdefs.ErrAlreadyExists)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return "", err
+	}
+	if o.Language == "" {
+		o.Language = "go"
+	}
+	if _, ok := Languages[o.Language]; !ok {
+		return "", fmt.Errorf("--lang %q: only go and js are supported; for others, begin with `tripod wit gen` (docs/wasm.md): %w", o.Language, errdefs.ErrInvalidArgument)
+	}
+	if o.Language != "go" && (o.Module != "" || o.SDK != "") {
+		return "", fmt.Errorf("--module and --sdk are for --lang go: %w", errdefs.ErrInvalidArgument)
 	}
 	if o.Module == "" {
 		o.Module = "example.com/" + name
@@ -127,15 +225,15 @@ func checkOptions(o *Options) (name string, err error) {
 // protoDir is the directory for .proto files, below the component's.
 const protoDir = "proto"
 
-// copyProtos copies the .proto files and their imports, except those that protoc's plugins know.
-func copyProtos(dir string, code *goCode, o Options) error {
+// copyProtos copies .proto files.
+func copyProtos(dir string, names []string, o Options) error {
 	paths := o.ImportPaths
 	if len(paths) == 0 {
 		for _, p := range o.Protos {
 			paths = append(paths, filepath.Dir(p))
 		}
 	}
-	for _, name := range code.own {
+	for _, name := range names {
 		text, err := readFirst(paths, name)
 		if err != nil {
 			return err
@@ -162,9 +260,10 @@ func readFirst(dirs []string, name string) (text []byte, err error) {
 	return nil, err
 }
 
-// writeTemplates executes the templates, whose names are those of the files with the suffix .tmpl.
-func writeTemplates(dir string, data any) error {
-	all, err := template.ParseFS(templates, "templates/*.tmpl")
+// writeTemplates executes the templates of a language and those of all, whose names are those of the files with the suffix
+// .tmpl.
+func writeTemplates(dir, language string, data any) error {
+	all, err := template.ParseFS(templates, "templates/*.tmpl", "templates/"+language+"/*.tmpl")
 	if err != nil {
 		return err
 	}

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/cli/gotool"
+	"github.com/tripod-run/tripod/internal/cli/toolchain"
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
 
 const (
@@ -101,7 +103,7 @@ func TestNew(t *testing.T) {
 	if !strings.Contains(read(t, out+"/gen/shop/v1/shop.pb.go"), "GetText()") {
 		t.Error("the generated code has no new field")
 	}
-	if _, err := gotool.Run(t.Context(), out, env, nil, "vet", "./..."); err != nil {
+	if _, err := toolchain.Go.Run(t.Context(), out, env, nil, "vet", "./..."); err != nil {
 		t.Error(err)
 	}
 }
@@ -139,12 +141,14 @@ func TestNewRefused(t *testing.T) {
 		{Options{Dir: "x", Protos: []string{"none.proto"}}, errdefs.IsInvalidArgument, "no service in"},
 		{Options{Dir: "x", Protos: []string{"bad.proto"}}, errdefs.IsInvalidArgument, "bad.proto:1:"},
 		{Options{Dir: "x", Protos: []string{"missing.proto"}}, errdefs.IsNotFound, "missing.proto"},
+		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "cobol"}, errdefs.IsInvalidArgument, "only go and js"},
+		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "js", SDK: sdk}, errdefs.IsInvalidArgument, "--lang go"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, SDK: parent}, errdefs.IsInvalidArgument, "--sdk"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Module: "a b"}, errdefs.IsInvalidArgument, "--module"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Module: "bad//path"}, errdefs.IsInvalidArgument, "bad//path"},
 	} {
 		tc.o.Dir, tc.o.Protos[0] = filepath.Join(parent, tc.o.Dir), filepath.Join(dir, tc.o.Protos[0])
-		if tc.o.SDK == "" {
+		if tc.o.SDK == "" && tc.o.Language == "" {
 			tc.o.SDK = sdk
 		}
 		if err := New(t.Context(), tc.o); !tc.is(err) || !strings.Contains(err.Error(), tc.want) {
@@ -159,18 +163,68 @@ func TestNewRefused(t *testing.T) {
 	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "Go toolchain (go) in PATH") {
 		t.Errorf("New without Go: got %v, want ErrUnavailable", err)
 	}
+	err = New(t.Context(), Options{Dir: filepath.Join(parent, "x"), Protos: []string{dir + "/shop.proto"}, Language: "js"})
+	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "with npm in PATH") {
+		t.Errorf("New without npm: got %v, want ErrUnavailable", err)
+	}
 	if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {
 		t.Errorf("left behind: %v, error %v", left, err)
 	}
 }
 
+// TestJavaScript: the server has a function for each method, whose names are those of Protobuf-ES.
+func TestJavaScript(t *testing.T) {
+	dir := protos(t, map[string]string{"a.proto": `syntax = "proto3"; package p;
+import "google/protobuf/empty.proto";
+// Not a comment of a method.
+service delete {
+  // Comments can end lines as in JavaScript.
+  rpc Constructor(M) returns (M);
+  rpc Delete(stream M) returns (google.protobuf.Empty);
+  rpc get_it(M) returns (stream M);
+  rpc toString(stream M) returns (stream google.protobuf.Empty);
+}
+message M {}`, "same.proto": `syntax = "proto3"; service S { rpc Get(M) returns (M); rpc get(M) returns (M); } message M {}`})
+	source, err := protosource.Compile(t.Context(), []string{dir + "/a.proto"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := newJSProject(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	if err := writeTemplates(out, "js", p.data("names")); err != nil {
+		t.Fatal(err)
+	}
+	server := read(t, out+"/server.js")
+	for _, want := range []string{
+		"  'p.delete': {\n    // Comments can end\n    //lines as in JavaScript.\n    constructor$(request, call) {\n      return request;\n    },\n",
+		"\n    delete(requests, call) {\n", "\n    *get_it(request, call) {\n      yield request;\n", "\n    *toString$(requests, call) {\n",
+	} {
+		if !strings.Contains(server, want) {
+			t.Errorf("server.js has no %q:\n%s", want, server)
+		}
+	}
+	if services, err := packageServices(out); err != nil || !slices.Equal(services, []string{"p.delete"}) {
+		t.Errorf("services of package.json: got %v, error %v", services, err)
+	}
+	if got := strings.Count(read(t, out+"/tests.yaml"), "method: p.delete/"); got != 4 {
+		t.Errorf("cases: got %d, want 4", got)
+	}
+	err = New(t.Context(), Options{Dir: filepath.Join(out, "same"), Protos: []string{dir + "/same.proto"}, Language: "js"})
+	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "the methods Get and get of S have the same name in JavaScript") {
+		t.Errorf("New with two methods of one name: got %v, want ErrInvalidArgument", err)
+	}
+}
+
 // TestVersions: new servers require what the SDK requires.
 func TestVersions(t *testing.T) {
-	sum, err := templates.ReadFile("templates/go.sum.tmpl")
+	sum, err := templates.ReadFile("templates/go/go.sum.tmpl")
 	if want := read(t, sdk+"/go.sum"); err != nil || string(sum) != want {
 		t.Errorf("templates/go.sum.tmpl: got error %v and\n%s\nwant sdk/go/go.sum:\n%s", err, sum, want)
 	}
-	mod, err := templates.ReadFile("templates/go.mod.tmpl")
+	mod, err := templates.ReadFile("templates/go/go.mod.tmpl")
 	if err != nil {
 		t.Fatal(err)
 	}
