@@ -18,7 +18,8 @@ type Config struct {
 	// plus guard regions) but no memory.
 	Instances int
 	// Overflow is the number of instances allowed outside the pool. An instance is made there if the pool is full or
-	// the instance does not fit into a slot. Beyond that number, Instantiate fails with errdefs.ErrResourceExhausted.
+	// the instance does not fit into a slot, and always if the guest can have snapshots. Beyond that number, Instantiate
+	// fails with errdefs.ErrResourceExhausted.
 	// Default 1024.
 	Overflow int
 	// MaxMemory is the largest linear memory that any guest may declare or grow to, in bytes. Default 4 GiB.
@@ -173,8 +174,8 @@ type InstanceOptions struct {
 	Account *Account
 	Path    Path
 
-	// Snapshot, if set, is the state in which the instance begins, without initialization of its own. If the pool is
-	// full, or the snapshot is closed, the instance is initialized as usual. Capture makes Instance.Capture possible.
+	// Snapshot, if set, is the state in which the instance begins, without initialization of its own. If the snapshot is
+	// closed, the instance is initialized as usual. Capture makes Instance.Capture possible.
 	Snapshot *Snapshot
 	Capture  bool
 }

@@ -16,6 +16,7 @@ typedef struct wasm_functype_t wasm_functype_t;
 typedef struct wasm_externtype_t wasm_externtype_t;
 typedef struct wasm_importtype_t wasm_importtype_t;
 typedef struct wasm_exporttype_t wasm_exporttype_t;
+typedef struct wasm_memorytype_t wasm_memorytype_t;
 typedef struct wasi_config_t wasi_config_t;
 typedef struct wasmtime_error wasmtime_error_t;
 typedef struct wasmtime_store wasmtime_store_t;
@@ -121,6 +122,18 @@ typedef struct wasmtime_component_item_t {
   } of;
 } wasmtime_component_item_t;
 
+typedef struct wasmtime_linear_memory {
+  void *env;
+  uint8_t *(*get_memory)(void *, size_t *, size_t *);
+  wasmtime_error_t *(*grow_memory)(void *, size_t);
+  void (*finalizer)(void *);
+} wasmtime_linear_memory_t;
+typedef struct wasmtime_memory_creator {
+  void *env;
+  wasmtime_error_t *(*new_memory)(void *, const wasm_memorytype_t *, size_t, size_t, size_t, size_t, wasmtime_linear_memory_t *);
+  void (*finalizer)(void *);
+} wasmtime_memory_creator_t;
+
 #endif // TW_CHECK
 
 // Kinds, numbered by wasmtime.
@@ -180,6 +193,7 @@ void wasmtime_config_strategy_set(wasm_config_t *, uint8_t);
 void wasmtime_config_cranelift_opt_level_set(wasm_config_t *, uint8_t);
 void wasmtime_config_memory_reservation_set(wasm_config_t *, uint64_t);
 void wasmtime_config_memory_guard_size_set(wasm_config_t *, uint64_t);
+void wasmtime_config_host_memory_creator_set(wasm_config_t *, wasmtime_memory_creator_t *);
 wasmtime_pooling_allocation_config_t *wasmtime_pooling_allocation_config_new();
 void wasmtime_pooling_allocation_config_delete(wasmtime_pooling_allocation_config_t *);
 void wasmtime_pooling_allocation_strategy_set(wasm_config_t *, const wasmtime_pooling_allocation_config_t *);
@@ -256,6 +270,7 @@ wasmtime_error_t *wasmtime_func_call_unchecked(wasmtime_context_t *, const wasmt
                                                size_t, wasm_trap_t **);
 wasmtime_context_t *wasmtime_caller_context(wasmtime_caller_t *);
 bool wasmtime_caller_export_get(wasmtime_caller_t *, const char *, size_t, wasmtime_extern_t *);
+wasmtime_error_t *wasmtime_memory_grow(wasmtime_context_t *, const wasmtime_memory_t *, uint64_t, uint64_t *);
 uint8_t *wasmtime_memory_data(const wasmtime_context_t *, const wasmtime_memory_t *);
 size_t wasmtime_memory_data_size(const wasmtime_context_t *, const wasmtime_memory_t *);
 void wasmtime_global_get(wasmtime_context_t *, const wasmtime_global_t *, wasmtime_val_t *);

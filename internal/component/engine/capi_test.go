@@ -32,6 +32,8 @@ int main(void) {
   AT(wasmtime_component_val_t, of.flags.data); AT(wasmtime_component_val_t, of.resource);
   SIZE(wasmtime_component_valrecord_entry_t); AT(wasmtime_component_valrecord_entry_t, val);
   SIZE(wasmtime_component_valtype_t); AT(wasmtime_component_valtype_t, of); AT(wasmtime_component_valtype_t, of.own);
+  SIZE(wasmtime_linear_memory_t); AT(wasmtime_linear_memory_t, get_memory); AT(wasmtime_linear_memory_t, grow_memory);
+  AT(wasmtime_linear_memory_t, finalizer); SIZE(wasmtime_memory_creator_t); AT(wasmtime_memory_creator_t, new_memory);
   SIZE(wasmtime_component_item_t); AT(wasmtime_component_item_t, of); AT(wasmtime_component_item_t, of.type);
 }
 `

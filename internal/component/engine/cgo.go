@@ -53,3 +53,24 @@ func nameOf(p *C.char, n C.size_t) string { return C.GoStringN(p, C.int(n)) }
 // yieldByIdle selects how guests that compute for a long time yield: by SCHED_IDLE if on is true, otherwise by
 // sleeping. For tests.
 func yieldByIdle(on bool) { C.tw_stand_back(C.bool(on)) }
+
+// ownMemory returns the guest's memory. It is valid until the memory grows or the instance is closed. For tests.
+func (i *Instance) ownMemory() []byte { return memoryBytes(i.c.cx, &i.c.memory) }
+
+// growMemory grows the guest's memory by a number of pages. For tests.
+func (i *Instance) growMemory(pages uint64) error {
+	var was C.uint64_t
+	return failure(C.wasmtime_memory_grow(i.c.cx, &i.c.memory, C.uint64_t(pages), &was))
+}
+
+// The bounds of what an image keeps: memories, and bytes in each. For tests.
+const (
+	maxWarm = C.TW_MAX_WARM
+	maxKept = C.TW_MAX_KEPT
+)
+
+// warm returns the number of memories that a snapshot keeps for instances. For tests.
+func (s *Snapshot) warm() int { return int(s.mem.c.nwarm) }
+
+// findPages selects whether memory.c asks the kernel which pages have changed, and returns whether it did. For tests.
+func findPages(on bool) bool { return bool(C.tw_find_pages(C.bool(on))) }

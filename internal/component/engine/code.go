@@ -40,7 +40,7 @@ type link struct {
 	// The core path's modules and, for each, its exported functions and their types ("ii>i").
 	modules    []*C.wasmtime_module_t
 	sigs       []map[string]string
-	memory     *C.wasmtime_module_t // of a detached module, otherwise nil
+	memory     *C.wasmtime_module_t // the initial memory of a detached module, until it is an image; otherwise nil
 	allocators []wasmbin.Core       // of the plan
 }
 
@@ -63,7 +63,7 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
-	if _, err := c.linked(c.path, e.pooled != nil); err != nil {
+	if _, err := c.linked(c.path, c.pooled(c.path)); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -140,6 +140,11 @@ func slotOf(path Path, pooled bool) int {
 	return slot
 }
 
+// pooled reports whether instances begin in the pool.
+func (c *Code) pooled(path Path) bool {
+	return c.engine.pooled != nil && (path != PathCore || !c.img.Snapshot.Detached)
+}
+
 // linked returns the link for a path and engine, and makes it on first use.
 func (c *Code) linked(path Path, pooled bool) (*link, error) {
 	c.mu.Lock()
@@ -149,8 +154,11 @@ func (c *Code) linked(path Path, pooled bool) (*link, error) {
 		return l, nil
 	}
 	engine := c.engine.plain
-	if pooled {
+	switch {
+	case pooled:
 		engine = c.engine.pooled
+	case path == PathCore && c.img.Snapshot.Detached:
+		engine = c.engine.detached
 	}
 	l := &link{slot: slot}
 	l.c.engine = engine

@@ -38,10 +38,11 @@ const (
 type Engine struct {
 	cfg Config
 	// pooled is the engine with the pool, or nil. plain, which allocates instances on demand, is used for compiling and
-	// when the pool is full.
-	pooled, plain *C.wasm_engine_t
-	overflow      atomic.Int64 // instances outside the pool
-	forwarders    forwarders
+	// when the pool is full. detached runs guests whose memory is detached; their memories are those of memory.c.
+	pooled, plain, detached *C.wasm_engine_t
+
+	overflow   atomic.Int64 // instances outside the pool
+	forwarders forwarders
 }
 
 // Fingerprint identifies everything that compiled code depends on: the version of wasmtime, the configuration of the
@@ -71,20 +72,24 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{cfg: cfg}
 	var err error
-	if e.plain, err = e.open(0); err != nil {
+	if e.plain, err = e.open(0, nil); err != nil {
+		return nil, err
+	}
+	if e.detached, err = e.open(0, slots); err != nil {
 		return nil, err
 	}
 	if cfg.Instances > 0 {
-		if e.pooled, err = e.open(cfg.Instances); err != nil {
+		if e.pooled, err = e.open(cfg.Instances, e.pool); err != nil {
 			return nil, err
 		}
+		openPagemap(cfg.Logger)
 	}
 	return e, nil
 }
 
-// open makes a wasmtime engine, with a pool if slots > 0. An engine can load code that another engine compiled, because
-// they differ only in how they allocate.
-func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
+// open makes a wasmtime engine whose memories are allocated as allocate configures, for a number of instances if there is a
+// pool. An engine can load code that another engine compiled, because they differ only in how they allocate.
+func (e *Engine) open(instances int, allocate func(*C.wasm_config_t)) (*C.wasm_engine_t, error) {
 	c := C.wasm_config_new()
 	C.wasmtime_config_strategy_set(c, C.TW_STRATEGY_CRANELIFT)
 	C.wasmtime_config_cranelift_opt_level_set(c, C.TW_OPT_SPEED)
@@ -101,18 +106,18 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	C.wasmtime_config_wasm_stack_switching_set(c, false)
 	C.wasmtime_config_wasm_function_references_set(c, false)
 	C.wasmtime_config_wasm_memory64_set(c, false)
-	if slots > 0 {
-		e.pool(c, slots)
+	if allocate != nil {
+		allocate(c)
 	}
 	engine := C.wasm_engine_new_with_config(c)
 	if engine == nil {
-		return nil, fmt.Errorf("engine: no address space for a pool of %d instances: %w", slots, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("engine: no address space for a pool of %d instances: %w", instances, errdefs.ErrResourceExhausted)
 	}
 	canUndoIdle := C.tw_ticker(engine)
 	if canUndoIdle < 0 {
 		return nil, fmt.Errorf("engine: start the ticker: %w", syscall.Errno(-canUndoIdle))
 	}
-	if canUndoIdle == 0 && slots > 0 {
+	if canUndoIdle == 0 && instances > 0 {
 		e.cfg.Logger.Info("guests that compute for a long time yield by sleeping, because this process may not take threads " +
 			"out of SCHED_IDLE (RLIMIT_NICE of 20 would allow it)")
 	}
@@ -121,11 +126,11 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 
 // pool configures the pooling allocator. Each component gets slots for its main core instance and for a few small core
 // instances.
-func (e *Engine) pool(c *C.wasm_config_t, slots int) {
+func (e *Engine) pool(c *C.wasm_config_t) {
 	const coreInstances = 8
 	p := C.wasmtime_pooling_allocation_config_new()
 	defer C.wasmtime_pooling_allocation_config_delete(p)
-	n := C.uint32_t(slots)
+	n := C.uint32_t(e.cfg.Instances)
 	C.wasmtime_pooling_allocation_config_total_component_instances_set(p, n)
 	C.wasmtime_pooling_allocation_config_total_core_instances_set(p, n*coreInstances)
 	C.wasmtime_pooling_allocation_config_total_memories_set(p, n)

@@ -106,7 +106,7 @@ func sameTypes(item Item, params []*wit.Type, result *wit.Type) error {
 
 // coreFunc checks the types of the core functions that implement item, because calls on the core path are unchecked.
 func (c *Code) coreFunc(item Item, params []*wit.Type, result *wit.Type) error {
-	e, want := c.links[slotOf(PathCore, c.engine.pooled != nil)].coreExport(c.img, item), coreType(params, result)
+	e, want := c.links[slotOf(PathCore, c.pooled(PathCore))].coreExport(c.img, item), coreType(params, result)
 	if e.sig != want {
 		return invalid("%v: its core function has type %q, not %q", item, e.sig, want)
 	}

@@ -83,8 +83,9 @@ func (c *Code) Instantiate(ctx context.Context, opts InstanceOptions) (*Instance
 	if path == PathAuto {
 		path = c.path
 	}
-	i, err := c.instantiate(ctx, path, c.engine.pooled != nil, opts, strs)
-	if errors.Is(err, errNoRoom) && c.engine.pooled != nil {
+	pooled := c.pooled(path)
+	i, err := c.instantiate(ctx, path, pooled, opts, strs)
+	if errors.Is(err, errNoRoom) && pooled {
 		i, err = c.instantiate(ctx, path, false, opts, strs)
 	}
 	return i, err
@@ -96,6 +97,9 @@ var errNoRoom = fmt.Errorf("no room for one more instance: %w", errdefs.ErrResou
 func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts InstanceOptions, strs []byte) (*Instance, error) {
 	l, err := c.linked(path, pooled)
 	if err != nil {
+		return nil, err
+	}
+	if err := c.initialMemory(l); err != nil {
 		return nil, err
 	}
 	i := &Instance{code: c, link: l, opts: opts, killed: make(chan struct{})}

@@ -48,7 +48,8 @@ bool tw_instantiate_detached(tw_inst *i, const tw_detached *d, const tw_snapshot
   wasm_trap_t *trap = NULL;
   wasmtime_instance_t memory;
   wasmtime_extern_t all[d->nimports + 1];
-  wasmtime_error_t *e = wasmtime_instance_new(i->cx, from ? from->memory : d->memory, NULL, 0, &memory, &trap);
+  tw_image *image = from ? from->memory : d->initial;
+  wasmtime_error_t *e = tw_image_instantiate(i->cx, image, &memory, &trap);
   if (tw_took(i, e, trap)) return false;
   for (uint32_t k = 0; k < d->nimports; k++) {
     const tw_import *at = &d->imports[k];

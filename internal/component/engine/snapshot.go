@@ -9,12 +9,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"unsafe"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
@@ -51,23 +49,15 @@ func (i *inspection) detach(m wasmbin.Module) (*wasmbin.Detached, error) {
 
 // linkDetached loads the initial memory of a detached module, and prepares the list of its imports.
 func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
-	var loading [][]byte
-	if len(c.img.memory) > 0 {
-		loading = [][]byte{c.img.memory}
+	var err error
+	if l.memory, err = deserialized(c.engine.plain, c.img.memory); err != nil {
+		return err
 	}
-	code, err := c.moduleBytes(loading, func(l *link) []*C.wasmtime_module_t {
-		if l.memory == nil {
-			return nil
+	c.frees = append(c.frees, func() {
+		if l.memory != nil {
+			C.wasmtime_module_delete(l.memory)
 		}
-		return []*C.wasmtime_module_t{l.memory}
 	})
-	if err != nil {
-		return err
-	}
-	if l.memory, err = deserialized(l.c.engine, code[0]); err != nil {
-		return err
-	}
-	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.memory) })
 	d, err := callocOne[C.tw_detached]()
 	if err != nil {
 		return err
@@ -90,7 +80,7 @@ func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
 		}
 	}
 	*d = C.tw_detached{
-		module: l.modules[0], memory: l.memory, linker: linker, imports: imports, nimports: C.uint32_t(len(types)),
+		module: l.modules[0], linker: linker, imports: imports, nimports: C.uint32_t(len(types)),
 		nglobals: C.uint32_t(c.img.Snapshot.Globals), ntables: C.uint32_t(c.img.Snapshot.Tables),
 	}
 	l.c.detached = d
@@ -124,17 +114,18 @@ type Snapshot struct {
 	size uint64 // of the memory, in bytes
 	data uint64
 
-	mu  sync.RWMutex // held while an instance begins
-	c   *C.tw_snapshot
-	mem *C.wasmtime_module_t
+	mu      sync.RWMutex // held while an instance begins
+	c       *C.tw_snapshot
+	mem     *memoryImage
+	account *Account // keeps alive what mem refers to
 }
 
 // Limits on snapshots.
 const (
 	// pageBytes is the granularity in which zeros are left out.
 	pageBytes = 4096
-	// maxSparse is the largest memory image, in bytes, that the engine shares between instances if more than half of it
-	// are zeros. Others it would copy for each instance (wasmtime's memory_guaranteed_dense_image_size).
+	// maxSparse is the largest memory image, in bytes, if more than half of it are zeros. They take memory once a guest has
+	// read them.
 	maxSparse = 16 << 20
 )
 
@@ -152,11 +143,8 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 	}
 	defer i.end()
 	detached := i.link.c.detached
-	switch {
-	case detached == nil:
+	if detached == nil {
 		return nil, unsuitable("%s", i.code.WhyNoSnapshot())
-	case i.overflow && i.code.engine.pooled != nil:
-		return nil, errNoRoom // others could not begin from it
 	}
 	globals := (*C.wasmtime_val_t)(C.tw_zeroed(C.size_t(i.code.img.Snapshot.Globals+1) * C.sizeof_wasmtime_val_t))
 	if globals == nil {
@@ -174,54 +162,27 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 	if err := i.mayCapture(renewed, trusted); err != nil {
 		return nil, err
 	}
-	memory := unsafe.Slice((*byte)(C.wasmtime_memory_data(i.c.cx, &i.c.memory)), int(C.wasmtime_memory_data_size(i.c.cx, &i.c.memory)))
+	memory := memoryBytes(i.c.cx, &i.c.memory)
 	data, size := nonZero(memory)
-	if span := spanOf(data); size > most || span > maxSparse && size < span/2 {
+	span := spanOf(data)
+	if size > most || span > maxSparse && size < span/2 {
 		return nil, unsuitable("its initialized memory has %s of data within %s, limit %s", inBytes(size), inBytes(span), inBytes(most))
 	}
-	s.size, s.data = uint64(len(memory)), size
-	module := wasmbin.MemoryModule(uint64(len(memory)/wasmbin.PageSize), i.code.img.Snapshot.MaxPages, data)
+	s.size, s.data = uint64(len(memory)), span
 	var err error
-	if s.mem, err = mappedModule(i.link.c.engine, module); err != nil {
+	if s.mem, err = i.code.newMemoryImage(len(memory), data); err != nil {
 		return nil, err
 	}
 	if s.c, err = callocOne[C.tw_snapshot](); err != nil {
-		C.wasmtime_module_delete(s.mem)
+		s.mem.close()
 		return nil, err
 	}
-	*s.c = C.tw_snapshot{memory: s.mem, globals: globals, nglobals: detached.nglobals}
+	s.mem.c.keep = true
+	if s.account = i.opts.Account; s.account != nil {
+		s.mem.c.account = s.account.c
+	}
+	*s.c = C.tw_snapshot{memory: s.mem.c, globals: globals, nglobals: detached.nglobals}
 	return s, nil
-}
-
-// mappedModule compiles a core module and loads it from a file in memory. wasmtime maps its data from there into each
-// instance; without the file it would keep two copies.
-func mappedModule(engine *C.wasm_engine_t, wasm []byte) (*C.wasmtime_module_t, error) {
-	m, err := newModule(engine, wasm)
-	if err != nil {
-		return nil, err
-	}
-	var code C.wasm_byte_vec_t
-	err = failure(C.wasmtime_module_serialize(m, &code))
-	C.wasmtime_module_delete(m)
-	if err != nil {
-		return nil, fmt.Errorf("serialize the snapshot: %w", err)
-	}
-	defer C.wasm_byte_vec_delete(&code)
-	fd, err := unix.MemfdCreate("snapshot", unix.MFD_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("snapshot: %w: %w", err, errdefs.ErrResourceExhausted)
-	}
-	file := os.NewFile(uintptr(fd), "snapshot")
-	defer file.Close() // the mapping stays
-	if _, err := file.Write(unsafe.Slice((*byte)(unsafe.Pointer(code.data)), int(code.size))); err != nil {
-		return nil, fmt.Errorf("snapshot: %w: %w", err, errdefs.ErrResourceExhausted)
-	}
-	path, free := cString(fmt.Sprintf("/proc/self/fd/%d", fd))
-	defer free()
-	if err := failure(C.wasmtime_module_deserialize_file(engine, path, &m)); err != nil {
-		return nil, fmt.Errorf("load the snapshot: %w", err)
-	}
-	return m, nil
 }
 
 // mayCapture checks what the guest has seen.
@@ -301,6 +262,6 @@ func (s *Snapshot) Close() {
 	}
 	C.free(unsafe.Pointer(s.c.globals))
 	C.free(unsafe.Pointer(s.c))
-	C.wasmtime_module_delete(s.mem)
+	s.mem.close()
 	s.c, s.mem = nil, nil
 }

@@ -116,8 +116,8 @@ func TestSnapshot(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			if s.Size() == 0 || s.Size() > 3*pageBytes || s.memory() != 5<<16 {
-				t.Errorf("Size = %d, memory = %d; want a few pages of 5 << 16", s.Size(), s.memory())
+			if want := uint64(4<<16 + pageBytes); s.Size() != want || s.memory() != 5<<16 {
+				t.Errorf("Size = %d, memory = %d; want %d, from the first page with data to the last, and 5 << 16", s.Size(), s.memory(), want)
 			}
 			handled(t, c, first, 1, 10*1000+7)
 			for range 3 {
@@ -178,21 +178,23 @@ func TestSnapshotOfWrongType(t *testing.T) {
 	}
 }
 
-// TestSnapshotBesidePool checks that an instance beside a full pool gives no snapshot, because others could not begin
-// from it, and that instances beside the pool are initialized as usual.
+// TestSnapshotBesidePool checks that instances with a detached memory take no place in the pool, and count as instances
+// beside it.
 func TestSnapshotBesidePool(t *testing.T) {
 	e, err := New(Config{Instances: 1, Overflow: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, inPool := prepared(t, e, snapshotModule(*new(bin).i32(9).u8(0x24, 1).zeroResult()), InstanceOptions{})
-	if _, err := instance(t, c, InstanceOptions{Capture: true}).Capture(0, false, 1<<20); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("beside the pool: error %v; want ErrResourceExhausted", err)
-	}
-	s, err := inPool.Capture(0, false, 1<<20)
+	c, first := prepared(t, e, snapshotModule(*new(bin).i32(9).u8(0x24, 1).zeroResult()), InstanceOptions{})
+	s, err := first.Capture(0, false, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	handled(t, c, instance(t, c, InstanceOptions{Snapshot: s}), 2, 9*1000+7) // initialized: its global is 7
+	for range 2 {
+		handled(t, c, instance(t, c, InstanceOptions{Snapshot: s}), 2, 11*1000+7)
+	}
+	if _, err := c.Instantiate(t.Context(), InstanceOptions{Snapshot: s}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("the fourth instance: error %v; want ErrResourceExhausted", err)
+	}
 }

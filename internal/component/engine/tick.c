@@ -14,7 +14,7 @@
 #define TICK 10000000          // ns
 #define LINGER 100             // ticks that the ticker continues without guests, to avoid waking it for the next one
 #define LONG_HOST_CALL 1000000 // ns; a longer host call has waited, and waiting does not count as computing
-#define MAX_ENGINES 64
+#define MAX_ENGINES 128
 
 static int64_t ns(clockid_t clock) {
   struct timespec t;

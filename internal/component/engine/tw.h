@@ -9,6 +9,7 @@
 //	inst.c      stores and instances, calls, the configuration of WASI
 //	plan.c      core path: instances of several core modules
 //	snapshot.c  core path: guests whose memory is detached from their code, and their snapshots
+//	memory.c    the linear memories of these guests
 #ifndef TW_H
 #define TW_H
 #include "capi.h"
@@ -328,17 +329,49 @@ typedef struct {
   size_t module_size, name_size;
 } tw_import;
 
+// tw_image is what linear memories begin with (memory.c): the bytes from begin to end are those of a file, the others zero.
+typedef struct tw_slot tw_slot;
+typedef struct tw_image {
+  const wasmtime_module_t *module; // exports a memory of the right type
+  int fd;
+  const uint8_t *data;     // the file in memory, less begin; NULL if it is empty
+  size_t begin, end, size; // in the memory, multiples of a page; size: of the memory
+  bool keep, closed;       // keep: memories stay warm after their instances
+  tw_account *account;     // is charged for what warm memories hold
+  int64_t kept;            // bytes
+  tw_slot *warm;
+  uint32_t nwarm;
+  uint64_t users; // the memories in use, and the owner
+} tw_image;
+
+// tw_image_new makes an image and takes over the file. It returns NULL if there is no memory, and leaves the file open.
+tw_image *tw_image_new(const wasmtime_module_t *, int fd, size_t begin, size_t end, size_t size);
+// tw_image_close gives back the owner's reference. The module can be deleted afterwards.
+void tw_image_close(tw_image *);
+// tw_image_instantiate makes an instance of the image's module. Its memory begins with the image.
+wasmtime_error_t *tw_image_instantiate(wasmtime_context_t *, tw_image *, wasmtime_instance_t *, wasm_trap_t **);
+void tw_use_slots(wasm_config_t *); // makes memory.c provide the memories of an engine
+// TW_PAGEMAP_SCAN is the ioctl of Linux 6.7 that finds changed pages; tw_set_pagemap sets the descriptor of
+// /proc/self/pagemap, or -1.
+#define TW_PAGEMAP_SCAN 0xc0606610u
+void tw_set_pagemap(int fd);
+int tw_scan_pages(int fd); // returns 0 if the ioctl works, otherwise errno
+bool tw_find_pages(bool);  // whether changed pages are looked for; returns what it was; for tests
+// The number of memories that an image keeps for instances, and the bytes of changed pages in each.
+enum { TW_MAX_WARM = 32, TW_MAX_KEPT = 2 << 20 };
+
 // tw_detached is a module whose memory is another module's (wasmbin.Detach).
 typedef struct {
-  const wasmtime_module_t *module, *memory; // memory: with the initial data
-  const wasmtime_linker_t *linker;          // of the functions that it imports
-  const tw_import *imports;                 // these functions; the memory comes after them
+  const wasmtime_module_t *module;
+  tw_image *initial;               // the memory
+  const wasmtime_linker_t *linker; // of the functions that it imports
+  const tw_import *imports;        // these functions; the memory comes after them
   uint32_t nimports, nglobals, ntables;
 } tw_detached;
 
 // tw_snapshot is the state from which instances of a detached module begin.
 typedef struct {
-  const wasmtime_module_t *memory;
+  tw_image *memory;
   const wasmtime_val_t *globals;
   uint32_t nglobals;
 } tw_snapshot;

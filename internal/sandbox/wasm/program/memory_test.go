@@ -5,9 +5,12 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -45,4 +48,28 @@ func TestIdlePodsAreSmall(t *testing.T) {
 			require.Less(t, each, 1<<20) // includes the race detector's shadow memory; a tenth without it
 		})
 	}
+}
+
+// TestWorkerKeepsMemories checks that a worker without privileges finds the pages that a guest has changed: the memory of an
+// instance that began from a snapshot waits for the next one. Nevertheless, no other process of its user may trace it.
+func TestWorkerKeepsMemories(t *testing.T) {
+	r := startWorker(t, workerapi.WorkerConfig{})
+	if strings.Contains(r.logText(), "changed pages cannot be found") {
+		t.Skip("the kernel has no PAGEMAP_SCAN (Linux 6.7)")
+	}
+	p := r.serve("snapshot")
+	conn := p.overH2C()
+	defer conn.Close()
+	for range 10 {
+		var reply []byte
+		require.NoError(t, conn.Invoke(t.Context(), "/sum.v1.Sums/Add", []byte{}, &reply, grpc.ForceCodec(rawCodec{})))
+		require.Contains(t, string(reply), "1 initialized, 0 requests, ")
+	}
+	eventually(t, "memory waits for the next instance", func() bool {
+		s := p.stats()
+		return s.Instances == 0 && s.Snapshot.Bytes > 0 && s.Holdings.HostBytes > s.Snapshot.Bytes
+	})
+	var own syscall.Stat_t
+	require.NoError(t, syscall.Stat(fmt.Sprintf("/proc/%d/environ", r.process.Pid), &own))
+	require.Zero(t, own.Uid, "the worker is dumpable")
 }

@@ -211,8 +211,11 @@ func descriptors(t testing.TB, file string) []byte {
 func (r *rig) load(name string) string {
 	r.t.Helper()
 	dir := examples + name + "/" + name
-	if name == "wide-js" {
+	switch name {
+	case "wide-js":
 		dir = "testdata/wide-js/wide"
+	case "snapshot":
+		dir = "../internal/worker/testdata/snapshot"
 	}
 	code := workerapi.Code{Digest: "sha256:" + name, Image: workerapi.File{File: codeFile(r.t, dir+".wasm")}}
 	switch name {
@@ -220,6 +223,8 @@ func (r *rig) load(name string) string {
 		code.Descriptors = descriptors(r.t, dir+".proto")
 	case "faults-c":
 		code.Descriptors = descriptors(r.t, examples+"faults-c/faults.proto")
+	case "snapshot":
+		code.Descriptors = descriptors(r.t, examples+"raw-c/sum.proto")
 	case "greeter-c", "greeter-js":
 		code.Descriptors = descriptors(r.t, examples+"greeter/greeter.proto")
 	}

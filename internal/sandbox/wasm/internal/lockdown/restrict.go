@@ -93,6 +93,9 @@ var (
 // fionbio makes a file non-blocking (ioctl_fionbio(2)). Rust's standard library uses this ioctl.
 const fionbio = 0x5421
 
+// pagemapScan finds the pages of a guest's memory that have changed (PAGEMAP_SCAN of Linux 6.7).
+const pagemapScan = 0xc0606610
+
 func conditional() []seccomp.NameWithConditions {
 	var all []seccomp.NameWithConditions
 	one := func(name string, argument uint32, is seccomp.Operation, values ...uint64) {
@@ -105,6 +108,6 @@ func conditional() []seccomp.NameWithConditions {
 	one("clone", 0, seccomp.BitsSet, unix.CLONE_THREAD)
 	one("prctl", 0, seccomp.Equal, unix.PR_SET_NAME, unix.PR_GET_NAME, unix.PR_SET_VMA, unix.PR_GET_DUMPABLE)
 	one("prlimit64", 2, seccomp.Equal, 0) // read-only: new_limit is NULL
-	one("ioctl", 1, seccomp.Equal, unix.TIOCINQ /* FIONREAD */, fionbio, unix.TCGETS)
+	one("ioctl", 1, seccomp.Equal, unix.TIOCINQ /* FIONREAD */, fionbio, unix.TCGETS, pagemapScan)
 	return all
 }

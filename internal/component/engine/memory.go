@@ -1,0 +1,169 @@
+package engine
+
+// #include "tw.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"unsafe"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
+)
+
+// slots makes an engine take the memories of its instances from memory.c. They begin with images of ours, so no module of
+// such an engine may have data of its own, which wasmtime would map.
+func slots(c *C.wasm_config_t) { C.tw_use_slots(c) }
+
+var pagemapOnce sync.Once
+
+// openPagemap opens the file of this process that shows which pages a guest has changed, once for all engines.
+func openPagemap(logger *slog.Logger) {
+	pagemapOnce.Do(func() {
+		fd, err := openOwnPagemap()
+		if err == nil {
+			err = scanPages(fd)
+		}
+		if err != nil {
+			logger.Info("memory is mapped again for each instance that begins from a snapshot, because changed pages cannot be found (Linux 6.7 can)", "err", err)
+			return
+		}
+		C.tw_set_pagemap(C.int(fd))
+	})
+}
+
+// openOwnPagemap opens /proc/self/pagemap. The files of a process that has changed its user belong to root unless it is
+// dumpable, which also allows other processes of the user to trace it, so it is dumpable for this moment only.
+func openOwnPagemap() (int, error) {
+	open := func() (int, error) { return unix.Open("/proc/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0) }
+	fd, err := open()
+	if err == nil || !errors.Is(err, unix.EACCES) {
+		return fd, err
+	}
+	was, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(was), 0, 0, 0) }()
+	return open()
+}
+
+// scanPages tries the ioctl on no pages.
+func scanPages(fd int) error {
+	if why := C.tw_scan_pages(C.int(fd)); why != 0 {
+		_ = unix.Close(fd)
+		return unix.Errno(why)
+	}
+	return nil
+}
+
+// memoryImage is what the memories of instances begin with.
+type memoryImage struct {
+	c      *C.tw_image
+	module *C.wasmtime_module_t
+}
+
+// newMemoryImage makes an image of a memory whose data is given, for instances of a detached module of a code.
+func (c *Code) newMemoryImage(size int, data []wasmbin.Data) (*memoryImage, error) {
+	i := &memoryImage{}
+	empty := wasmbin.MemoryModule(uint64(size/wasmbin.PageSize), c.img.Snapshot.MaxPages, nil)
+	var err error
+	if i.module, err = newModule(c.engine.detached, empty); err != nil {
+		return nil, err
+	}
+	fd, begin, end, err := memoryFile(data)
+	if err == nil {
+		i.c = C.tw_image_new(i.module, C.int(fd), C.size_t(begin), C.size_t(end), C.size_t(size))
+		if i.c != nil {
+			return i, nil
+		}
+		_ = unix.Close(fd)
+		err = ErrStarved
+	}
+	C.wasmtime_module_delete(i.module)
+	return nil, err
+}
+
+// memoryFile writes data to a file in memory that nobody can change. The file begins at the address begin.
+func memoryFile(data []wasmbin.Data) (fd int, begin, end uint64, err error) {
+	if len(data) > 0 {
+		begin = uint64(data[0].Offset)
+		end = begin + spanOf(data)
+	}
+	if fd, err = unix.MemfdCreate("memory", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
+		return -1, 0, 0, fmt.Errorf("memory image: %w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	for _, d := range data {
+		for b, at := d.Bytes, int64(d.Offset)-int64(begin); len(b) > 0 && err == nil; {
+			var n int
+			n, err = unix.Pwrite(fd, b, at)
+			b, at = b[max(n, 0):], at+int64(n)
+		}
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, 0, 0, fmt.Errorf("memory image: %w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	return fd, begin, end, nil
+}
+
+func (i *memoryImage) close() {
+	C.tw_image_close(i.c)
+	C.wasmtime_module_delete(i.module)
+}
+
+// memoryBytes returns a memory. It is valid until the memory grows or its store is deleted.
+func memoryBytes(cx *C.wasmtime_context_t, m *C.wasmtime_memory_t) []byte {
+	return unsafe.Slice((*byte)(C.wasmtime_memory_data(cx, m)), int(C.wasmtime_memory_data_size(cx, m)))
+}
+
+// initialMemory makes the image of a detached module's memory on first use: it is what an instance of the memory's own
+// module begins with, beside the pool.
+func (c *Code) initialMemory(l *link) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.memory == nil {
+		return nil
+	}
+	store := C.wasmtime_store_new(c.engine.plain, nil, nil)
+	defer C.wasmtime_store_delete(store)
+	cx := C.wasmtime_store_context(store)
+	var memory C.wasmtime_instance_t
+	var trap *C.wasm_trap_t
+	if err := failure(C.wasmtime_instance_new(cx, l.memory, nil, 0, &memory, &trap)); err != nil {
+		return fmt.Errorf("initial memory: %w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	if trap != nil {
+		C.wasm_trap_delete(trap)
+		return invalid("the data of the guest does not fit into its memory")
+	}
+	name, free := cString(wasmbin.MemoryExport)
+	defer free()
+	var e C.wasmtime_extern_t
+	if !C.wasmtime_instance_export_get(cx, &memory, name, C.size_t(len(wasmbin.MemoryExport)), &e) {
+		return fmt.Errorf("initial memory: no export %s", wasmbin.MemoryExport)
+	}
+	bytes := memoryBytes(cx, (*C.wasmtime_memory_t)(unsafe.Pointer(&e.of)))
+	data, _ := nonZero(bytes)
+	image, err := c.newMemoryImage(len(bytes), data)
+	if err != nil {
+		return err
+	}
+	l.c.detached.initial = image.c
+	c.frees = append(c.frees, image.close)
+	C.wasmtime_module_delete(l.memory)
+	l.memory = nil
+	return nil
+}
