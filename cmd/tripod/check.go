@@ -19,7 +19,7 @@ func checkCommand(app *cli.App) *cobra.Command {
 		Use: "check [FILE|DIRECTORY|IMAGE]", Args: cobra.MaximumNArgs(1),
 		Short: "Check what this host can do and how to fix what it cannot (exit code 1: it cannot run pods), or how nodes run a component",
 		Long: "Without an argument, check what this host can do, and how to fix what it cannot. The exit code is 1 if it cannot run pods.\n\n" +
-			"With a .wasm FILE, a DIRECTORY with a gRPC server in Go, or an IMAGE in a registry, say how nodes run this component:\n" +
+			"With a .wasm FILE, a DIRECTORY with a gRPC server in Go or JavaScript, or an IMAGE in a registry, say how nodes run this component:\n" +
 			"on the core path (fast, in workers that pods share) or the component path, with or without snapshots, with which\n" +
 			"optional interfaces, and why. This needs no node. The exit code is 1 if no node runs it.",
 		Example: "  tripod check\n" +

@@ -50,7 +50,7 @@ type checked struct {
 	Warnings []string        `json:"warnings,omitempty"`
 }
 
-// Run checks the component in a file, in a directory with a server in Go, or in an image of a registry, and prints how
+// Run checks the component in a file, in a directory with a server, or in an image of a registry, and prints how
 // nodes run it. It returns errdefs.ErrInvalidArgument for one that no node runs.
 func (k *ComponentCheck) Run(ctx context.Context, app *App, what string) error {
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)

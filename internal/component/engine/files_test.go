@@ -1,10 +1,12 @@
 package engine
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +15,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // TestFaultW7FilesAreCounted is row W7 for open files: a guest that opens files endlessly gets EMFILE at the limit of
@@ -27,14 +31,18 @@ func TestFaultW7FilesAreCounted(t *testing.T) {
 	all.Bound(HeldFiles, 60)
 	a.Bound(HeldFiles, 40)
 	dirs := []Preopen{{Path: dir, Guest: "/data"}}
-	run := func(ctx context.Context, a *Account, args ...string) (string, error) {
-		var out bytes.Buffer
-		i := instance(t, c, InstanceOptions{Args: append([]string{"prog"}, args...), Stdout: &out, Preopens: dirs, Account: a})
+	printTo := func(ctx context.Context, out io.Writer, a *Account, args ...string) error {
+		i := instance(t, c, InstanceOptions{Args: append([]string{"prog"}, args...), Stdout: out, Preopens: dirs, Account: a})
 		defer i.Close()
 		code, err := i.Run(ctx)
 		if err == nil && code != 0 {
 			err = fmt.Errorf("code %d", code)
 		}
+		return err
+	}
+	run := func(ctx context.Context, a *Account, args ...string) (string, error) {
+		var out bytes.Buffer
+		err := printTo(ctx, &out, a, args...)
 		return out.String(), err
 	}
 	if _, err := run(t.Context(), a, "hold", "/data/f", "1", "0"); err != nil { // opens what wasmtime keeps for all guests
@@ -52,15 +60,12 @@ func TestFaultW7FilesAreCounted(t *testing.T) {
 	// A guest that is killed while it sleeps gives back too. Closed files are given back immediately.
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() {
-		_, err := run(ctx, a, "toss", "/data/f", "100000", "600")
-		done <- err
-	}()
-	for end := time.Now().Add(20 * time.Second); a.Held(HeldFiles) != 2; time.Sleep(time.Millisecond) { // pacing of a poll
-		if time.Now().After(end) {
-			t.Fatalf("Held(HeldFiles) = %d after 20 s, want 2", a.Held(HeldFiles))
-		}
+	out, guest := io.Pipe()
+	go func() { done <- printTo(ctx, guest, a, "toss", "/data/f", "100000", "600") }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "39: No file descriptors available\n" {
+		t.Fatalf("toss: output %q, %v; want 39 files", line, err)
 	}
+	until.Holds(t, "the guest holds its directory and a file", func() bool { return a.Held(HeldFiles) == 2 })
 	other := NewAccount(0)
 	other.Within(all)
 	if out, err := run(t.Context(), other, "hold", "/data/f", "100000", "0"); err != nil || out != "57: No file descriptors available\n" {
