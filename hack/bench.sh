@@ -11,7 +11,7 @@
 #
 # bench.sh edge: only edge modules.
 #
-# bench.sh first: only the first start of a component; prints the table.
+# bench.sh first: only the first start of a component, and calls to Greeters in C, Go and JavaScript; prints the tables.
 #
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
 # build/bin/tripod-wasm and what `hack/setup.sh bench` installs; hack/containerd.sh builds today's containerd. Modules are
@@ -216,6 +216,10 @@ measure_first() {
   "$TRIPOD" push build/bin/greeter-go.wasm "$registry/$first_component" --plain-http >/dev/null
   say "Tripod, wasm: first start of a component of $(stat -c %s build/bin/greeter-go.wasm) bytes"
   build/bin/wasmbench --socket "unix://$socket" --image "registry.k8s.io/$first_component" --log-dir "$dir/logs" first >"$dir/wasm-first.md"
+  settle
+  say "Tripod, wasm: Greeters beside grpc-go"
+  build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" --seconds 1 peers build/bin/greeter-native \
+    registry.k8s.io/tripod/wasm/greeter-{c,js}:1 "registry.k8s.io/$first_component"{,,reuse} >"$dir/wasm-peers.md"
 }
 
 # measure_many: start as many containers as components, each one process that sleeps.
@@ -284,7 +288,7 @@ inside() {
     await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
     measure_first
     stop_runtime
-    cat "$dir/wasm-first.md"
+    cat "$dir/wasm-first.md" "$dir/wasm-peers.md"
     return
   fi
   if [ "$pods" = containers ]; then
@@ -382,6 +386,13 @@ http3.Server whose handler copies the body. The bare server is a process of its 
 
 $(cat "$dir/wasm-calls.md")
 
+### Greeters beside grpc-go
+
+Greeters (examples/wasm/greeter-c, greeter-js and greeter-go) answer SayHello, beside greeter-go built for this machine with grpc-go, a process in the same
+network namespace. Neither side has a limit of processor time. Each request has a fresh instance, but for the rows with reuse.
+
+$(cat "$dir/wasm-peers.md")
+
 ### First start
 
 The node pulls examples/wasm/greeter-go, a gRPC server in Go, and starts its first pod at once, which waits for the compilation.
@@ -433,6 +444,7 @@ if ! alone vm edge many first; then
   old_version=$(containerd --version | awk '{print $3}') old_version=${old_version%%[~+]*}
 fi
 GOOS=wasip1 GOARCH=wasm go build -C examples/wasm/greeter-go -buildmode=c-shared -o "$PWD/build/bin/greeter-go.wasm" .
+CGO_ENABLED=0 go build -C examples/wasm/greeter-go -o "$PWD/build/bin/greeter-native" .
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
 if alone vm edge many first containers; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"

@@ -7,6 +7,7 @@
 //	    └──────► `wasmbench echo`: quic-go's http3.Server with a ten-line handler, in the same network namespace
 //
 // The component and the bare handler are measured in turns, so that changes in the machine's load affect both.
+// `wasmbench peers` compares Greeters with the same server natively, by grpc-go, over HTTP/2 without TLS.
 // `wasmbench first` measures the start of the first pod of an image that the node has just pulled.
 //
 // Wasmbench prints its report as Markdown.

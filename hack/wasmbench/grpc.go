@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 
 	"github.com/quic-go/quic-go/http3"
 )
@@ -19,6 +20,9 @@ const (
 	echoProcedure = "/faults.v1.Faults/Echo"
 	spinProcedure = "/faults.v1.Faults/Spin"
 )
+
+// helloProcedure is of examples/wasm/greeter.
+const helloProcedure = "/greet.v1.Greeter/SayHello"
 
 // conn is a connection to one server, for gRPC calls.
 type conn struct {
@@ -78,7 +82,7 @@ func (c *conn) call(ctx context.Context, procedure string, frame []byte) ([]byte
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("HTTP status %s", response.Status)
 	}
-	reply := make([]byte, 0, len(frame)+1) // the size of Echo's reply, and one byte to detect EOF
+	reply := make([]byte, 0, len(frame)+64) // room for the reply of Echo or SayHello, and for one byte to detect EOF
 	for {
 		n, err := response.Body.Read(reply[len(reply):cap(reply)])
 		reply = reply[:len(reply)+n]
@@ -89,7 +93,7 @@ func (c *conn) call(ctx context.Context, procedure string, frame []byte) ([]byte
 			return nil, err
 		}
 		if len(reply) == cap(reply) {
-			return nil, errors.New("the reply is longer than the request")
+			return nil, errors.New("the reply is much longer than the request")
 		}
 	}
 	trailer := response.Trailer
@@ -107,6 +111,15 @@ func (c *conn) echo(ctx context.Context, frame []byte) error {
 	reply, err := c.call(ctx, echoProcedure, frame)
 	if err == nil && !bytes.Equal(reply, frame) {
 		err = fmt.Errorf("the reply of %d bytes is not the request of %d", len(reply), len(frame))
+	}
+	return err
+}
+
+// hello calls SayHello. It returns an error if the reply does not end with the request's name and an exclamation mark.
+func (c *conn) hello(ctx context.Context, frame []byte) error {
+	reply, err := c.call(ctx, helloProcedure, frame)
+	if name := frame[len(frame)-smallSize:]; err == nil && !bytes.HasSuffix(reply, append(slices.Clone(name), '!')) {
+		err = fmt.Errorf("the reply %q does not greet", reply)
 	}
 	return err
 }

@@ -12,15 +12,20 @@ import (
 // rate calls Echo from the given number of goroutines for the given duration, and returns the number of answers per
 // second.
 func rate(ctx context.Context, c *conn, frame []byte, concurrency int, duration time.Duration) (float64, error) {
+	return rateOf(func(int) error { return c.echo(ctx, frame) }, concurrency, duration)
+}
+
+// rateOf is rate for any call. It gets the number of the goroutine.
+func rateOf(call func(i int) error, concurrency int, duration time.Duration) (float64, error) {
 	var answers atomic.Int64
 	var wg sync.WaitGroup
 	var first sync.Once
 	var failure error
 	started := time.Now()
-	for range concurrency {
+	for i := range concurrency {
 		wg.Go(func() {
 			for time.Since(started) < duration {
-				if err := c.echo(ctx, frame); err != nil {
+				if err := call(i); err != nil {
 					first.Do(func() { failure = err })
 					return
 				}

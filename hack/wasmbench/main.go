@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-const usage = "usage: wasmbench [FLAGS] calls | many N | first | echo NETNS"
+const usage = "usage: wasmbench [FLAGS] calls | many N | first | peers PROGRAM IMAGE[,reuse]... | echo NETNS"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -42,6 +42,9 @@ func run(ctx context.Context) error {
 	}
 	defer client.Close(context.WithoutCancel(ctx))
 	n.client = client
+	if flag.Arg(0) == "peers" && flag.NArg() > 2 {
+		return n.peers(ctx, flag.Arg(1), flag.Args()[2:], time.Duration(*seconds)*time.Second)
+	}
 	if err := n.ensureImage(ctx); err != nil {
 		return err
 	}

@@ -18,6 +18,8 @@ type node struct {
 	client *cli.Client
 	image  string
 	logs   string
+	// annotations are those of the pods.
+	annotations map[string]string
 	// netns is the directory in which the node pins the network namespaces of pods. A file's name is the pod ID.
 	netns string
 }
@@ -33,7 +35,7 @@ type pod struct {
 func (n *node) start(ctx context.Context, name string) (*pod, error) {
 	sandbox := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "wasmbench", Uid: name},
-		LogDirectory: filepath.Join(n.logs, "wasmbench_"+name), Linux: &runtimeapi.LinuxPodSandboxConfig{},
+		LogDirectory: filepath.Join(n.logs, "wasmbench_"+name), Linux: &runtimeapi.LinuxPodSandboxConfig{}, Annotations: n.annotations,
 	}
 	container := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, LogPath: "main/0.log",

@@ -63,19 +63,24 @@ func megabytes(calls float64) float64 { return calls * largeSize / 1e6 }
 
 // inTurns measures the rates of two connections alternately, and returns the median for each.
 func inTurns(ctx context.Context, own, bare *conn, frame []byte, concurrency int, duration time.Duration) (mine, theirs float64, err error) {
-	rates := [2][]float64{}
+	return medians(own, bare, func(c *conn) (float64, error) { return rate(ctx, c, frame, concurrency, duration) })
+}
+
+// medians measures two servers alternately, and returns the median for each.
+func medians[T any](own, bare T, measure func(T) (float64, error)) (mine, theirs float64, err error) {
+	values := [2][]float64{}
 	for turn := range turns + 1 {
-		for i, c := range []*conn{own, bare} {
-			r, err := rate(ctx, c, frame, concurrency, duration)
+		for i, server := range []T{own, bare} {
+			v, err := measure(server)
 			if err != nil {
 				return 0, 0, err
 			}
 			if turn > 0 { // the first turn is a warm-up
-				rates[i] = append(rates[i], r)
+				values[i] = append(values[i], v)
 			}
 		}
 	}
-	return median(rates[0]), median(rates[1]), nil
+	return median(values[0]), median(values[1]), nil
 }
 
 // beside measures a bystander's latency under two conditions, in turns: alone, and while the guest of another pod

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
+)
+
+// peers compares the Greeters in the given images, each in a pod, with the given program, which is examples/wasm/greeter-go
+// built for this machine, in the pod's network namespace. Neither has a limit of processor time. An image with the suffix
+// ",reuse" runs with that annotation.
+func (n *node) peers(ctx context.Context, program string, images []string, duration time.Duration) error {
+	fmt.Printf("| Greeter, unary over HTTP/2 (median of %d turns) | calls/s, %d connections | grpc-go | ratio | p50 in µs, 1 connection | grpc-go | ratio |\n|---|---:|---:|---:|---:|---:|---:|\n", turns, smallConcurrency)
+	for i, image := range images {
+		ref, reuse := strings.CutSuffix(image, ",reuse")
+		n.image, n.annotations = ref, nil
+		if reuse {
+			n.annotations = map[string]string{"vimana.host/reuse": "true"}
+		}
+		if err := errors.Join(n.ensureImage(ctx), n.peer(ctx, program, path.Base(image), fmt.Sprintf("peer-%d", i), duration)); err != nil {
+			return fmt.Errorf("%s: %w", image, err)
+		}
+	}
+	return nil
+}
+
+// peer measures one row of peers.
+func (n *node) peer(ctx context.Context, program, title, name string, duration time.Duration) (err error) {
+	guest, err := n.start(ctx, name)
+	defer func() { err = errors.Join(err, n.remove(ctx, guest)) }()
+	if err != nil {
+		return err
+	}
+	stop, err := startNative(ctx, program, filepath.Join(n.netns, guest.id))
+	if err != nil {
+		return err
+	}
+	defer stop()
+	own, bare := dialMany(guest.ip+":80"), dialMany(fmt.Sprintf("%s:%d", guest.ip, echoPort))
+	defer own.close()
+	defer bare.close()
+	frame := payload(smallSize)
+	copy(frame[len(frame)-smallSize:], strings.Repeat("n", smallSize)) // a name is UTF-8
+	for _, c := range []*conn{own[0], bare[0]} {
+		if err := c.awaitHello(ctx, frame); err != nil {
+			return err
+		}
+	}
+	mine, theirs, err := medians(own, bare, func(all conns) (float64, error) {
+		return rateOf(func(i int) error { return all[i].hello(ctx, frame) }, len(all), duration)
+	})
+	if err != nil {
+		return err
+	}
+	took, native, err := medians(own[0], bare[0], func(c *conn) (float64, error) { return c.pace(ctx, frame, duration) })
+	if err != nil {
+		return err
+	}
+	fmt.Printf("| %s | %.0f | %.0f | %.2f | %.0f | %.0f | %.1f |\n", title, mine, theirs, mine/theirs, took, native, took/native)
+	return nil
+}
+
+// conns are connections to one server.
+type conns []*conn
+
+// dialMany makes smallConcurrency connections by HTTP/2 without TLS.
+func dialMany(addr string) conns {
+	all := make(conns, smallConcurrency)
+	for i := range all {
+		all[i] = dialCleartext(addr)
+	}
+	return all
+}
+
+func (all conns) close() {
+	for _, c := range all {
+		c.close()
+	}
+}
+
+// awaitHello calls SayHello until it is answered, for at most 10 seconds.
+func (c *conn) awaitHello(ctx context.Context, frame []byte) error {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) { // pacing of a poll
+		if err := c.hello(ctx, frame); err == nil || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// pace calls SayHello again and again, and returns the median of the times in microseconds.
+func (c *conn) pace(ctx context.Context, frame []byte, duration time.Duration) (float64, error) {
+	var took []time.Duration
+	for started := time.Now(); time.Since(started) < duration; {
+		began := time.Now()
+		if err := c.hello(ctx, frame); err != nil {
+			return 0, err
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	return float64(quantile(took, 0.5).Nanoseconds()) / 1e3, nil
+}
+
+// startNative runs the program in a network namespace. The returned function ends it.
+func startNative(ctx context.Context, program, netns string) (stop func(), err error) {
+	fd, err := netthread.Open(netns)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	cmd := exec.CommandContext(ctx, program) // it prints each call to its standard error
+	cmd.Env = append(os.Environ(), fmt.Sprintf("TRIPODGRPC_ADDRESS=0.0.0.0:%d", echoPort))
+	if err := netthread.In(fd, cmd.Start); err != nil {
+		return nil, fmt.Errorf("start the native server: %w", err)
+	}
+	return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, nil
+}
