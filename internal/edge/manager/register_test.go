@@ -256,6 +256,7 @@ func TestRestart(t *testing.T) {
 	if n := r.count(isExit("gone")); n != 0 {
 		t.Errorf("exits reported of a module that came back: got %d, want none", n)
 	}
+	r.find(t, topics.Reg(runtimeA), 2, isAction(wire.ActionCreate)) // the exits are told before the subscription
 	r.order(runtimeA, wire.ActionCreate, moduleData("new"))
 	r.a.find(t, true, 2, wire.Create, 2)
 }
