@@ -156,10 +156,10 @@ func (p *livePod) recordExit(id string, reported sandbox.Status) {
 		}
 		status, err := p.backendOf(c).Status(context.Background(), next.sandboxPod(), c.sandboxContainer())
 		switch {
-		case err != nil:
-			status = reported
-		case status.State == sandbox.StateRunning:
+		case err == nil && status.State == sandbox.StateRunning:
 			return errUnchanged
+		case err != nil || status.State != sandbox.StateExited:
+			status = reported // the backend has already forgotten the run
 		}
 		c.finish(status)
 		return nil

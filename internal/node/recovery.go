@@ -177,9 +177,16 @@ func (p *livePod) reconcile(handler string, found sandbox.Found) {
 	rec := p.rec.Load()
 	err := p.observe(func(next *Pod) error {
 		for _, c := range next.Containers {
-			if next.handlerOf(c) == handler {
-				adoptContainer(c, found.Containers[c.backendID()])
+			if next.handlerOf(c) != handler {
+				continue
 			}
+			now := found.Containers[c.backendID()]
+			if now.State == sandbox.StateRunning { // or it has ended since, which recordExit does not record for a start under way
+				if s, err := p.backendOf(c).Status(context.Background(), next.sandboxPod(), c.sandboxContainer()); err == nil && s.State == sandbox.StateExited {
+					now = s
+				}
+			}
+			adoptContainer(c, now)
 		}
 		return nil
 	})

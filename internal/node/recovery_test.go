@@ -354,3 +354,50 @@ func TestLateReportOfAnEarlierRun(t *testing.T) {
 		}
 	}
 }
+
+// ending is a backend whose container ends after Recover has found it running.
+type ending struct {
+	*fake.Backend
+	id string
+}
+
+func (e ending) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
+	reported := make(chan struct{})
+	found, err := e.Backend.Recover(ctx, known, func(event sandbox.Event) {
+		sink(event)
+		close(reported)
+	})
+	if err == nil && found.Containers[e.id].State == sandbox.StateRunning {
+		e.Exit(e.id, 6)
+		<-reported
+	}
+	return found, err
+}
+
+// TestEndDuringRecovery: the end of a container whose start a killed daemon has not recorded, and which ends between its
+// discovery by the backend and the comparison with the record, is recorded.
+func TestEndDuringRecovery(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod, config := b.run(t, "", podConfig("p")), containerConfig("c", "start-container.done", "hang")
+	id := b.create(t, pod, config)
+	started := make(chan error, 1)
+	go func() { started <- b.StartContainer(t.Context(), id) }()
+	eventually(t, "the backend has started the container", func() bool {
+		s, err := b.backend["linux"].Status(t.Context(), &sandbox.Pod{ID: pod, Config: podConfig("p")}, &sandbox.Container{ID: id, Config: config})
+		return err == nil && s.State == sandbox.StateRunning
+	})
+	killed := t.TempDir() // as a kill of the daemon leaves the files
+	must(t, os.CopyFS(killed, os.DirFS(b.dir)))
+	must(t, b.RemoveSandbox(t.Context(), pod))
+	if err := <-started; err == nil {
+		t.Error("StartContainer succeeded, want an error")
+	}
+	after, err := openChanged(killed, func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend) {
+		backends["linux"] = ending{fakes["linux"], id}
+	})
+	must(t, err)
+	t.Cleanup(after.close)
+	if c, _, err := after.Container(id); err != nil || c.State != node.Stopped || c.ExitCode != 6 {
+		t.Errorf("the container is %v, %v; want Stopped with code 6", c, err)
+	}
+}
