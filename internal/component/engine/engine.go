@@ -24,7 +24,7 @@ import (
 const wasmtimeVersion = "39.0.1"
 
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
-const codeVersion = 4
+const codeVersion = 5
 
 // Defaults of Config.
 const (
@@ -82,7 +82,9 @@ func New(cfg Config) (*Engine, error) {
 		if e.pooled, err = e.open(cfg.Instances, e.pool); err != nil {
 			return nil, err
 		}
-		openPagemap(cfg.Logger)
+		if err := openPagemap(cfg.Logger); err != nil {
+			return nil, err
+		}
 	}
 	return e, nil
 }

@@ -99,15 +99,16 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 	if err != nil {
 		return nil, err
 	}
-	if err := c.initialMemory(l); err != nil {
-		return nil, err
-	}
 	i := &Instance{code: c, link: l, opts: opts, killed: make(chan struct{})}
 	i.idle.L = &i.mu
 	if i.limit, err = i.memoryLimit(); err != nil {
 		return nil, err
 	}
 	if err := c.addUsers(1); err != nil {
+		return nil, err
+	}
+	if err := c.initialMemory(l); err != nil {
+		_ = c.addUsers(-1)
 		return nil, err
 	}
 	if !pooled {

@@ -21,14 +21,25 @@ import (
 // such an engine may have data of its own, which wasmtime would map.
 func slots(c *C.wasm_config_t) { C.tw_use_slots(c) }
 
-var pagemapOnce sync.Once
+var (
+	pagemapOnce sync.Once
+	errTraced   error // openPagemap's
+)
 
-// openPagemap opens the file of this process that shows which pages a guest has changed, once for all engines.
-func openPagemap(logger *slog.Logger) {
+// openPagemap opens the file of this process that shows which pages a guest has changed, once for all engines. It returns
+// an error only if other processes could trace this one afterwards.
+func openPagemap(logger *slog.Logger) error {
 	pagemapOnce.Do(func() {
-		fd, err := openOwnPagemap()
+		var fd int
+		err := asDumpable(func() (err error) {
+			fd, err = unix.Open("/proc/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			return err
+		})
 		if err == nil {
 			err = scanPages(fd)
+		}
+		if errTraced != nil {
+			return
 		}
 		if err != nil {
 			logger.Info("memory is mapped again for each instance that begins from a snapshot, because changed pages cannot be found (Linux 6.7 can)", "err", err)
@@ -36,24 +47,32 @@ func openPagemap(logger *slog.Logger) {
 		}
 		C.tw_set_pagemap(C.int(fd))
 	})
+	return errTraced
 }
 
-// openOwnPagemap opens /proc/self/pagemap. The files of a process that has changed its user belong to root unless it is
-// dumpable, which also allows other processes of the user to trace it, so it is dumpable for this moment only.
-func openOwnPagemap() (int, error) {
-	open := func() (int, error) { return unix.Open("/proc/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0) }
-	fd, err := open()
+// asDumpable calls open, and again while the process is dumpable if the first call may not open a file of the process. The
+// files of a process that has changed its user belong to root unless it is dumpable, which also allows other processes of
+// the user to trace it, so it is dumpable for this moment only.
+func asDumpable(open func() error) error {
+	err := open()
 	if err == nil || !errors.Is(err, unix.EACCES) {
-		return fd, err
+		return err
 	}
 	was, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	if err != nil {
-		return -1, err
+		return err
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
-		return -1, err
+		return err
 	}
-	defer func() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(was), 0, 0, 0) }()
+	defer func() {
+		if was != 1 {
+			was = 0 // 2 (fs.suid_dumpable, PR_SET_DUMPABLE(2const)) cannot be set; nobody can trace either
+		}
+		if err := unix.Prctl(unix.PR_SET_DUMPABLE, uintptr(was), 0, 0, 0); err != nil {
+			errTraced = fmt.Errorf("make this process undumpable: %w", err)
+		}
+	}()
 	return open()
 }
 

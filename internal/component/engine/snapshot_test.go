@@ -52,8 +52,8 @@ func snapshotModule(prepare []byte) []byte {
 
 func (b *bin) zeroResult() *bin { return b.i32(64) }
 
-// prepared compiles and loads a guest, and returns an instance after its prepare, whose result must be without error.
-func prepared(t *testing.T, e *Engine, wasm []byte, o InstanceOptions) (*Code, *Instance) {
+// loaded compiles and loads a guest.
+func loaded(t *testing.T, e *Engine, wasm []byte) *Code {
 	t.Helper()
 	opts := rawOptions()
 	opts.ModuleHost.Funcs = append(opts.ModuleHost.Funcs, HostFunc{
@@ -70,6 +70,13 @@ func prepared(t *testing.T, e *Engine, wasm []byte, o InstanceOptions) (*Code, *
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
+	return c
+}
+
+// prepared compiles and loads a guest, and returns an instance after its prepare, whose result must be without error.
+func prepared(t *testing.T, e *Engine, wasm []byte, o InstanceOptions) (*Code, *Instance) {
+	t.Helper()
+	c := loaded(t, e, wasm)
 	if why := c.WhyNoSnapshot(); why != "" {
 		t.Fatalf("no snapshot: %s", why)
 	}

@@ -1,6 +1,7 @@
 package wasmbin
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -53,6 +54,9 @@ func Detach(module []byte) (d *Detached, reason string, err error) {
 	case !s.imports || !s.exports:
 		return nil, "it has no imports or no exports", nil
 	}
+	if reason := tooSparse(s.data); reason != "" {
+		return nil, reason, nil
+	}
 	memory := s.memories[0]
 	d = &Detached{Globals: len(s.globals), Tables: s.tables, MaxPages: memory.max, Memory: MemoryModule(memory.min, memory.max, s.data)}
 	d.Code = []byte(ModuleHeader)
@@ -63,6 +67,35 @@ func Detach(module []byte) (d *Detached, reason string, err error) {
 		return nil
 	})
 	return d, "", err
+}
+
+const (
+	// maxDetached bounds the pages with data of a detached memory, in bytes. The host keeps them beside the instances.
+	maxDetached = 64 << 20
+	// maxSparse is the largest distance, in bytes, from the first to the last page with data, if less than half of the pages
+	// between them have data. All of them take memory once guests have read them.
+	maxSparse = 16 << 20
+	pageBytes = 4096
+)
+
+// tooSparse returns why a memory with the given data cannot be kept as an image, or "".
+func tooSparse(data []Data) string {
+	var pages, first, last, size uint64
+	sorted := slices.SortedFunc(slices.Values(data), func(a, b Data) int { return cmp.Compare(a.Offset, b.Offset) })
+	for _, d := range sorted {
+		from, to := uint64(d.Offset)/pageBytes, (uint64(d.Offset)+uint64(len(d.Bytes))+pageBytes-1)/pageBytes
+		if pages == 0 {
+			first, last = from, from
+		}
+		if from = max(from, last); to > from { // the part that no segment before has
+			pages += to - from
+			last = to
+		}
+	}
+	if size = pages * pageBytes; size > maxDetached || (last-first)*pageBytes > maxSparse && pages < (last-first)/2 {
+		return fmt.Sprintf("it begins with %d bytes of data within %d bytes", size, (last-first)*pageBytes)
+	}
+	return ""
 }
 
 // MemoryModule returns a core module that exports a memory as MemoryExport, with data. The sizes count pages; max is 0 if

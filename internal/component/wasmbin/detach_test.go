@@ -69,18 +69,19 @@ func TestDetach(t *testing.T) {
 // errors.
 func TestDetachRefused(t *testing.T) {
 	for want, change := range map[string]map[byte]string{
-		"it defines 0 memories":           {5: ""},
-		"it defines 2 memories":           {5: "\x02\x00\x01\x00\x01"},
-		"its memory has the flags 0x2":    {5: "\x01\x02\x01\x01"},
-		"its memory has the flags 0x4":    {5: "\x01\x04\x01"},
-		"its memory is empty":             {5: "\x01\x01\x00\x00"},
-		"it has no imports or no exports": {2: ""},
-		"which is not a function":         {2: "\x01" + name("m") + name("g") + "\x03\x7f\x00"},
-		"it exports tripod:global/9":      {7: "\x01" + name("tripod:global/9") + "\x02\x00"},
-		"it has a start function":         {8: "\x00"},
-		"a mutable global that is not":    {6: "\x01\x70\x01\xd0\x70\x0b"},
-		"with the instruction 0x6a":       {6: "\x01\x7f\x00\x41\x00\x41\x00\x6a\x0b"},
-		"of its data is not a constant":   {11: "\x01\x00\x23\x00\x0b\x00"},
+		"it defines 0 memories":              {5: ""},
+		"it defines 2 memories":              {5: "\x02\x00\x01\x00\x01"},
+		"its memory has the flags 0x2":       {5: "\x01\x02\x01\x01"},
+		"its memory has the flags 0x4":       {5: "\x01\x04\x01"},
+		"its memory is empty":                {5: "\x01\x01\x00\x00"},
+		"it has no imports or no exports":    {2: ""},
+		"which is not a function":            {2: "\x01" + name("m") + name("g") + "\x03\x7f\x00"},
+		"it exports tripod:global/9":         {7: "\x01" + name("tripod:global/9") + "\x02\x00"},
+		"it has a start function":            {8: "\x00"},
+		"a mutable global that is not":       {6: "\x01\x70\x01\xd0\x70\x0b"},
+		"with the instruction 0x6a":          {6: "\x01\x7f\x00\x41\x00\x41\x00\x6a\x0b"},
+		"8192 bytes of data within 33558528": {11: "\x02\x00\x41\x00\x0b\x01x\x00\x41\x80\x80\x80\x10\x0b\x01x"},
+		"of its data is not a constant":      {11: "\x01\x00\x23\x00\x0b\x00"},
 	} {
 		sections := parts()
 		for id, s := range change {
