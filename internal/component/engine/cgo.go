@@ -65,8 +65,9 @@ func (i *Instance) growMemory(pages uint64) error {
 
 // The bounds of what an image keeps: memories, and bytes in each. For tests.
 const (
-	maxWarm = C.TW_MAX_WARM
-	maxKept = C.TW_MAX_KEPT
+	maxWarm    = C.TW_MAX_WARM
+	maxKept    = C.TW_MAX_KEPT
+	maxAllWarm = C.TW_MAX_ALL_WARM
 )
 
 // warm returns the number of memories that a snapshot keeps for instances. For tests.

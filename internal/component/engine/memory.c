@@ -18,14 +18,15 @@
 #include <unistd.h>
 
 enum {
-  MAX_IMAGE = 16 << 20, // bytes that all warm slots of an image keep
+  MAX_IMAGE = 16 << 20, // bytes that all warm slots of an image keep, if a quarter of what its account may hold is not less
   MAX_COLD = 64,        // slots without an image that the process keeps; they cost only address space
   MAX_REGIONS = 128,    // in one scan
 };
 
 struct tw_slot {
   uint8_t *base;
-  size_t reserved;   // bytes of address space
+  size_t reserved;   // bytes of address space from the base, of which the last are guard
+  size_t guard;      // bytes of address space that are never mapped, before the base and at the end
   size_t size, used; // of the memory, and the largest size since the slot was cold
   tw_image *image;   // NULL: the slot is cold
   int64_t kept;      // bytes that a warm slot holds, charged to the image's account
@@ -35,6 +36,7 @@ struct tw_slot {
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // guards the lists, and the images' counts
 static tw_slot *cold;
 static int ncold;
+static uint32_t nwarm; // of all images
 
 // wanted is what the memory that the engine is about to ask for begins with.
 static __thread tw_image *wanted;
@@ -101,12 +103,10 @@ static bool restore_changed(tw_slot *s) {
     if (n < 0) return s->kept = 0, discard(s->base, s->image->size);
     for (int k = 0; k < n; k++) {
       size_t from = found[k].start - (uintptr_t)s->base, to = found[k].end - (uintptr_t)s->base;
-      if (s->kept + (int64_t)(to - from) > TW_MAX_KEPT) {
-        if (!discard(s->base + from, to - from)) return false;
-        continue;
-      }
-      restore(s, from, to);
-      s->kept += (int64_t)(to - from);
+      size_t left = TW_MAX_KEPT - (size_t)s->kept, cut = to - from > left ? from + left : to;
+      restore(s, from, cut);
+      s->kept += (int64_t)(cut - from);
+      if (!discard(s->base + cut, to - cut)) return false;
     }
     if (arg.walk_end <= at) return false; // cannot happen
     at = arg.walk_end;
@@ -128,23 +128,23 @@ static void chill(tw_slot *s) {
   if ((ok = ok && ncold < MAX_COLD)) s->next = cold, cold = s, ncold++;
   pthread_mutex_unlock(&mu);
   if (ok) return;
-  munmap(s->base, s->reserved);
+  munmap(s->base - s->guard, s->guard + s->reserved);
   free(s);
 }
 
-static tw_slot *reserve(size_t n) {
+static tw_slot *reserve(size_t n, size_t guard) {
   tw_slot *s;
   pthread_mutex_lock(&mu);
   for (tw_slot **at = &cold; (s = *at); at = &s->next) {
-    if (s->reserved != n) continue;
+    if (s->reserved != n || s->guard != guard) continue;
     *at = s->next, ncold--;
     break;
   }
   pthread_mutex_unlock(&mu);
   if (s || !(s = tw_zeroed(sizeof *s))) return s;
-  s->base = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  s->reserved = n;
-  if (s->base != MAP_FAILED) return s;
+  uint8_t *at = mmap(NULL, guard + n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  s->base = at + guard, s->reserved = n, s->guard = guard;
+  if (at != MAP_FAILED) return s;
   free(s);
   return NULL;
 }
@@ -161,7 +161,7 @@ static tw_slot *warm_slot(tw_image *m) {
   pthread_mutex_lock(&mu);
   tw_slot *s = m->warm;
   if (s) {
-    m->warm = s->next, m->nwarm--, m->kept -= s->kept;
+    m->warm = s->next, m->nwarm--, nwarm--, m->kept -= s->kept;
     tw_give(m->account, TW_BYTES, s->kept);
   }
   pthread_mutex_unlock(&mu);
@@ -178,12 +178,19 @@ static void image_done(tw_image *m) {
   free(m);
 }
 
+// room returns how many bytes the warm slots of an image can hold. The rest of its account is for the guest's calls.
+static int64_t room(const tw_image *m) {
+  int64_t quarter = m->account ? tw_load(&m->account->most[TW_BYTES]) / 4 : 0;
+  return quarter && quarter < MAX_IMAGE ? quarter : MAX_IMAGE;
+}
+
 // keep adds a slot to the warm ones of its image, if there is room.
 static bool keep(tw_slot *s) {
   tw_image *m = s->image;
   pthread_mutex_lock(&mu);
-  bool ok = !m->closed && m->nwarm < TW_MAX_WARM && m->kept + s->kept <= MAX_IMAGE && tw_take(m->account, TW_BYTES, s->kept);
-  if (ok) s->next = m->warm, m->warm = s, m->nwarm++, m->kept += s->kept;
+  bool ok = !m->closed && m->nwarm < TW_MAX_WARM && nwarm < TW_MAX_ALL_WARM && m->kept + s->kept <= room(m) &&
+            tw_take(m->account, TW_BYTES, s->kept);
+  if (ok) s->next = m->warm, m->warm = s, m->nwarm++, nwarm++, m->kept += s->kept;
   pthread_mutex_unlock(&mu);
   return ok;
 }
@@ -206,7 +213,7 @@ static void release(void *env) {
 
 static uint8_t *get_memory(void *env, size_t *size, size_t *capacity) {
   const tw_slot *s = env;
-  *size = s->size, *capacity = s->reserved;
+  *size = s->size, *capacity = s->reserved - s->guard;
   return s->base;
 }
 
@@ -227,7 +234,7 @@ static wasmtime_error_t *new_memory(void *env, const wasm_memorytype_t *type, si
   if (!m || m->size != min) return wasmtime_error_new("a memory that begins with no image");
   tw_slot *s = warm_slot(m);
   if (!s) {
-    if ((s = reserve(reserved + guard)) && !fill(s, m)) chill(s), s = NULL;
+    if ((s = reserve(reserved + guard, guard)) && !fill(s, m)) chill(s), s = NULL;
     if (!s) return wasmtime_error_new("maximum concurrent memories: no address space, or no memory for the map of it");
   }
   pthread_mutex_lock(&mu);
@@ -263,6 +270,7 @@ void tw_image_close(tw_image *m) {
   pthread_mutex_lock(&mu);
   tw_slot *s = m->warm, *next;
   tw_give(m->account, TW_BYTES, m->kept);
+  nwarm -= m->nwarm;
   m->warm = NULL, m->closed = true;
   pthread_mutex_unlock(&mu);
   for (; s; s = next) {

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -144,16 +145,69 @@ func TestWarmMemoriesAreBounded(t *testing.T) {
 		t.Errorf("they hold %d bytes; want a few pages each", held)
 	}
 	begin(maxWarm)
-	account.Bound(HeldBytes, 3*pageBytes)
+	account.Bound(HeldBytes, 16*pageBytes)
 	end()
-	if held := account.Held(HeldBytes); held == 0 || held > 3*pageBytes {
-		t.Errorf("they hold %d bytes, beyond the limit of the account", held)
+	if held := account.Held(HeldBytes); held == 0 || held > 4*pageBytes {
+		t.Errorf("they hold %d bytes, beyond a quarter of the limit of the account", held)
 	}
 	begin(3)
 	s.Close()
 	end()
 	if held := account.Held(HeldBytes); held != 0 {
 		t.Errorf("after the snapshot, memories hold %d bytes", held)
+	}
+}
+
+// TestWarmMemoriesOfAllSnapshots checks that the memories of all snapshots that wait for instances have a common bound, which
+// closed snapshots do not count for.
+func TestWarmMemoriesOfAllSnapshots(t *testing.T) {
+	e, err := New(Config{Instances: 1, Overflow: maxWarm + 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	needPages(t)
+	warm := func(s *Snapshot, c *Code) int {
+		all := make([]*Instance, maxWarm)
+		for k := range all {
+			all[k] = instance(t, c, InstanceOptions{Snapshot: s})
+		}
+		for _, i := range all {
+			i.Close()
+		}
+		return s.warm()
+	}
+	for range 2 {
+		c, first := prepared(t, e, scribbler(), InstanceOptions{})
+		var snapshots []*Snapshot
+		sum := 0
+		for range maxAllWarm/maxWarm + 1 {
+			s := captured(t, first)
+			sum, snapshots = sum+warm(s, c), append(snapshots, s)
+		}
+		if sum != maxAllWarm {
+			t.Errorf("%d memories wait for instances, want %d", sum, maxAllWarm)
+		}
+		for _, s := range snapshots {
+			s.Close()
+		}
+	}
+}
+
+// TestNoMemoryBeforeTheLimit checks that the initial memory of a code is not made for an instance that may not have as much.
+func TestNoMemoryBeforeTheLimit(t *testing.T) {
+	c := loaded(t, testEngine(t), scribbler())
+	made := func() bool {
+		l, err := c.linked(c.path, c.pooled(c.path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.memory == nil
+	}
+	if i, err := c.Instantiate(t.Context(), InstanceOptions{MaxMemory: 1}); !errors.Is(err, ErrMemory) || i != nil || made() {
+		t.Errorf("Instantiate = %v, %v; the initial memory was made: %v", i, err, made())
+	}
+	if instance(t, c, InstanceOptions{}); !made() {
+		t.Error("the initial memory was not made")
 	}
 }
 

@@ -360,6 +360,9 @@ bool tw_find_pages(bool);  // whether changed pages are looked for; returns what
 // The number of memories that an image keeps for instances, and the bytes of changed pages in each.
 enum { TW_MAX_WARM = 32, TW_MAX_KEPT = 2 << 20 };
 
+// Warm memories of all images in the process. Each has four mappings, of which the kernel allows 65530 (vm.max_map_count).
+enum { TW_MAX_ALL_WARM = 2048 };
+
 // tw_detached is a module whose memory is another module's (wasmbin.Detach).
 typedef struct {
   const wasmtime_module_t *module;
