@@ -219,7 +219,7 @@ measure_first() {
   settle
   say "Tripod, wasm: Greeters beside grpc-go"
   build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" --seconds 1 peers build/bin/greeter-native \
-    registry.k8s.io/tripod/wasm/greeter-{c,js}:1 "registry.k8s.io/$first_component"{,,reuse} >"$dir/wasm-peers.md"
+    registry.k8s.io/tripod/wasm/greeter-{c,js}:1 "registry.k8s.io/$first_component"{,",reuse"} >"$dir/wasm-peers.md"
 }
 
 # measure_many: start as many containers as components, each one process that sleeps.
