@@ -170,12 +170,64 @@ func (b *Blobs) remove(ctx context.Context, container string) error {
 	})
 }
 
-// discardDir removes a directory and all that is in it, unless ctx ends first.
+// discardDir removes a directory and all that is in it, unless ctx ends first. Guests make trees of any depth and width,
+// so it keeps two directories open and remembers no names: it moves what is below to the top until all is empty.
 func discardDir(ctx context.Context, root *os.Root, name string) error {
-	if err := empty(ctx, root, name); err != nil {
-		return err
+	for {
+		err := eachEntry(ctx, root, name, func(entry string) error {
+			if err := root.Remove(entry); !errors.Is(err, unix.ENOTEMPTY) {
+				return exceptMissing(err)
+			}
+			return eachEntry(ctx, root, entry, func(below string) error {
+				err := root.Remove(below)
+				if errors.Is(err, unix.ENOTEMPTY) {
+					err = root.Rename(below, path.Join(name, rand.Text()))
+				}
+				return exceptMissing(err)
+			})
+		})
+		if err != nil {
+			return err
+		}
+		if err := root.Remove(name); !errors.Is(err, unix.ENOTEMPTY) {
+			return exceptMissing(err)
+		}
 	}
-	return root.RemoveAll(name)
+}
+
+// eachEntry calls do with the path of each entry of a directory, if there is such a directory. Entries that do adds to the
+// directory may be left out.
+func eachEntry(ctx context.Context, root *os.Root, name string, do func(entry string) error) error {
+	dir, err := root.OpenFile(name, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return exceptMissing(err)
+	}
+	defer dir.Close()
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		names, err := dir.Readdirnames(listStep)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		for _, n := range names {
+			if err := do(path.Join(name, n)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// exceptMissing returns err, or nil if it says that a file is missing: somebody else has removed it.
+func exceptMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // empty removes the objects of a container.
@@ -186,10 +238,7 @@ func empty(ctx context.Context, root *os.Root, container string) error {
 	}
 	defer dir.Close()
 	_, _, err = objects(ctx, dir, math.MaxInt, func(name string) error {
-		if err := root.Remove(path.Join(container, name)); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
+		return exceptMissing(root.Remove(path.Join(container, name)))
 	})
 	return err
 }
@@ -240,10 +289,10 @@ func (b *Blobs) delete(container, name string) error {
 		if err == nil {
 			err = root.Remove(path.Join(container, name))
 		}
-		if errors.Is(err, errNoObject) || errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, errNoObject) {
 			return nil
 		}
-		return err
+		return exceptMissing(err)
 	})
 }
 

@@ -250,6 +250,100 @@ func TestBlobLeftovers(t *testing.T) {
 	}
 }
 
+// makeDeep makes directories below each other, each with a file.
+func makeDeep(t *testing.T, top string, depth int) {
+	t.Helper()
+	dir, err := unix.Open(top, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	for i := 0; i < depth && err == nil; i++ {
+		var file, below int
+		if file, err = unix.Openat(dir, "file", unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600); err != nil {
+			break
+		}
+		_ = unix.Close(file)
+		if err = unix.Mkdirat(dir, "d", 0o700); err != nil {
+			break
+		}
+		if below, err = unix.Openat(dir, "d", unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+			_ = unix.Close(dir)
+			dir = below
+		}
+	}
+	_ = unix.Close(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// limitFiles makes the process fail to open more than n files besides those that are open, until the end of the test.
+func limitFiles(t *testing.T, n int) {
+	t.Helper()
+	next, err := os.Open("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next.Fd()) + uint64(n), Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestDeleteDeepContainer: the depth of a tree costs neither files nor memory, and the deletion ends with its context.
+func TestDeleteDeepContainer(t *testing.T) {
+	g := newBlobGuest(t)
+	g.put("a", "x")
+	top := filepath.Join(g.dir, "c")
+	makeDeep(t, top, 3000)
+	for i := range 2 * listStep {
+		if err := errors.Join(os.Mkdir(filepath.Join(top, fmt.Sprint(i)), 0o700), os.WriteFile(filepath.Join(top, fmt.Sprint(i), "file"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(g.dir, filepath.Join(top, "d", "link")); err != nil {
+		t.Fatal(err)
+	}
+	limitFiles(t, 16)
+	ctx := &endsAfter{Context: context.Background(), checks: 100}
+	if err := g.options.Blobs.remove(ctx, "c"); !errors.Is(err, context.Canceled) {
+		t.Errorf("remove at the end of the request: %v", err)
+	}
+	if ok(t, g.store("container-exists", str("c"))).Bool() {
+		t.Error("the container still exists")
+	}
+	left, err := os.ReadDir(filepath.Join(g.dir, uploadsDir))
+	if err != nil || len(left) != 1 {
+		t.Fatalf("the uploads are %v, %v; want the rest of the container", left, err)
+	}
+	if err := os.Rename(filepath.Join(g.dir, uploadsDir, left[0].Name()), top); err != nil {
+		t.Fatal(err)
+	}
+	ok(t, g.store("delete-container", str("c")))
+	if left, err := os.ReadDir(filepath.Join(g.dir, uploadsDir)); err != nil || len(left) != 0 {
+		t.Errorf("the uploads are %v, %v; want none", left, err)
+	}
+}
+
+// endsAfter is a context that ends after some checks.
+type endsAfter struct {
+	context.Context
+	checks int
+}
+
+func (e *endsAfter) Err() error {
+	if e.checks--; e.checks < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
 func TestBlobsAreListed(t *testing.T) {
 	g := newBlobGuest(t)
 	const count = 2*maxBlobNames + 500
