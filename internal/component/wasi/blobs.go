@@ -11,7 +11,7 @@ import (
 	"os"
 	"path"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -28,8 +28,9 @@ import (
 // that one, and a crash leaves at most a file among the uploads. Whoever writes an upload holds a lock on it (flock(2)),
 // and a Blobs removes those that nobody holds before its own first upload. All instances of a pod share a Blobs.
 type Blobs struct {
-	dir   string
-	clean sync.Once
+	dir string
+	// cleaned says that leftovers were removed, or are being removed. It is reset if a part of them remains.
+	cleaned atomic.Bool
 }
 
 // NewBlobs returns the store in a directory of the host, for example "/proc/self/fd/7".
@@ -154,11 +155,12 @@ func (b *Blobs) created(container string) (made time.Time, err error) {
 // remove deletes a container with all that is in it. It disappears at once.
 func (b *Blobs) remove(ctx context.Context, container string) error {
 	return b.in(container, func(root *os.Root) error {
-		uploads, err := b.uploads(ctx, root)
+		uploads, err := openUploads(root)
 		if err != nil {
 			return err
 		}
 		defer uploads.Close()
+		b.clean(ctx, uploads)
 		name := rand.Text()
 		if err := root.Rename(container, path.Join(uploadsDir, name)); err != nil {
 			return err
@@ -166,7 +168,11 @@ func (b *Blobs) remove(ctx context.Context, container string) error {
 		if err := syncDir(root, "."); err != nil {
 			return err
 		}
-		return discardDir(ctx, uploads, name)
+		if err := discardDir(ctx, uploads, name); err != nil {
+			b.cleaned.Store(false) // the rest is a leftover
+			return err
+		}
+		return nil
 	})
 }
 
@@ -331,8 +337,8 @@ func syncDir(root *os.Root, name string) error {
 	return dir.Sync()
 }
 
-// uploads opens the directory of uploads.
-func (b *Blobs) uploads(ctx context.Context, root *os.Root) (*os.Root, error) {
+// openUploads opens the directory of uploads, and makes it if it is missing.
+func openUploads(root *os.Root) (*os.Root, error) {
 	if err := root.Mkdir(uploadsDir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
@@ -341,32 +347,52 @@ func (b *Blobs) uploads(ctx context.Context, root *os.Root) (*os.Root, error) {
 	} else if !info.IsDir() {
 		return nil, fmt.Errorf("the volume has a file with the reserved name %s", uploadsDir)
 	}
-	uploads, err := root.OpenRoot(uploadsDir)
-	if err == nil {
-		b.clean.Do(func() { removeLeftovers(ctx, uploads) })
-	}
-	return uploads, err
+	return root.OpenRoot(uploadsDir)
 }
 
-// removeLeftovers removes what writers have left that ended without warning. Errors do not matter: the next Blobs tries
-// again.
-func removeLeftovers(ctx context.Context, uploads *os.Root) {
-	dir, err := uploads.Open(".")
+// prepare removes leftovers before an upload, at most until ctx ends. Its errors are those of the upload, too.
+func (b *Blobs) prepare(ctx context.Context) {
+	root, err := os.OpenRoot(b.dir)
 	if err != nil {
 		return
+	}
+	defer root.Close()
+	uploads, err := openUploads(root)
+	if err != nil {
+		return
+	}
+	defer uploads.Close()
+	b.clean(ctx, uploads)
+}
+
+// clean removes leftovers, unless this Blobs has done so. Nobody waits while another call does. If ctx ends first, the next
+// call goes on.
+func (b *Blobs) clean(ctx context.Context, uploads *os.Root) {
+	if b.cleaned.CompareAndSwap(false, true) && !removeLeftovers(ctx, uploads) {
+		b.cleaned.Store(false)
+	}
+}
+
+// removeLeftovers removes what writers have left that ended without warning. It returns false if ctx ended first. Other
+// errors do not matter: the next Blobs tries again.
+func removeLeftovers(ctx context.Context, uploads *os.Root) (done bool) {
+	dir, err := uploads.Open(".")
+	if err != nil {
+		return true
 	}
 	defer dir.Close()
 	entries, _ := dir.ReadDir(maxLeftovers)
 	for _, e := range entries {
 		switch {
 		case ctx.Err() != nil:
-			return
+			return false
 		case e.IsDir():
 			_ = discardDir(ctx, uploads, e.Name())
 		case e.Type().IsRegular():
 			removeUnlocked(uploads, e.Name())
 		}
 	}
+	return ctx.Err() == nil
 }
 
 // removeUnlocked removes an upload unless somebody writes it.
@@ -389,13 +415,13 @@ type upload struct {
 }
 
 // begin makes a file for an object.
-func (b *Blobs) begin(ctx context.Context) (*upload, error) {
+func (b *Blobs) begin() (*upload, error) {
 	root, err := os.OpenRoot(b.dir)
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
-	uploads, err := b.uploads(ctx, root)
+	uploads, err := openUploads(root)
 	if err != nil {
 		return nil, err
 	}
@@ -451,7 +477,8 @@ func (b *Blobs) copy(ctx context.Context, container, name, toContainer, toName s
 		return err
 	}
 	defer from.Close()
-	u, err := b.begin(ctx)
+	b.prepare(ctx)
+	u, err := b.begin()
 	if err != nil {
 		return err
 	}

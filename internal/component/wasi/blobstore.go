@@ -69,7 +69,7 @@ func (o *outgoingBlob) begin() error {
 	case !o.state.openMore(1):
 		return unix.EMFILE
 	}
-	u, err := o.state.options.Blobs.begin(o.state.Alive())
+	u, err := o.state.options.Blobs.begin()
 	if err != nil {
 		o.state.openMore(-1)
 		return errors.New(blobText(err))
@@ -350,6 +350,9 @@ var blobTypeFuncs = map[string]Func{
 			return nil
 		}
 		o.streamed = true
+		if b := c.options.Blobs; b != nil {
+			b.prepare(c)
+		}
 		c.OK()
 		c.Own(&OutputStream{Output: direct{o}})
 		return nil

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -341,6 +342,80 @@ func (e *endsAfter) Err() error {
 	if e.checks--; e.checks < 0 {
 		return context.Canceled
 	}
+	return nil
+}
+
+// TestBlobCleaningGoesOn: the removal of leftovers ends with the guest's call, another call goes on, and nobody waits.
+func TestBlobCleaningGoesOn(t *testing.T) {
+	g := newBlobGuest(t)
+	uploads := filepath.Join(g.dir, uploadsDir)
+	leave := func(name string) {
+		if err := errors.Join(os.MkdirAll(filepath.Join(uploads, name, "d", "e"), 0o700), os.WriteFile(filepath.Join(uploads, name, "d", "file"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	during := func(ctx context.Context, f func()) {
+		before := g.ctx
+		g.ctx = ctx
+		f()
+		g.ctx = before
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+
+	leave("killed")
+	during(ended, func() { g.begin("a") })
+	if got := stored(t, uploads); len(got) != 1 {
+		t.Fatalf("a call that has ended removes leftovers: %q", got)
+	}
+	g.put("a", "x")
+	if got := stored(t, uploads); got != nil {
+		t.Errorf("the next call leaves %q", got)
+	}
+
+	// What a deletion leaves is a leftover, too.
+	if err := os.MkdirAll(filepath.Join(g.dir, "d", "e", "f"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	during(ended, func() {
+		if _, err := g.try("wasi:blobstore/blobstore", "delete-container", str("d")); !errors.Is(err, context.Canceled) {
+			t.Errorf("delete-container at the end of the request: %v", err)
+		}
+	})
+	g.put("a", "y")
+	if left, err := os.ReadDir(uploads); err != nil || len(left) != 0 {
+		t.Errorf("after a deletion that ended early the uploads are %v, %v", left, err)
+	}
+
+	leave("large")
+	second := blobGuestIn(t, g.dir, Options{})
+	second.container = ok(t, second.store("get-container", str("c"))).U32()
+	cleaning, goOn, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		second.options.Blobs.prepare(&blocked{Context: context.Background(), reached: cleaning, until: goOn})
+	}()
+	<-cleaning
+	second.put("b", "during the cleaning")
+	close(goOn)
+	<-done
+	if got := stored(t, uploads); got != nil {
+		t.Errorf("the cleaning leaves %q", got)
+	}
+}
+
+// blocked is a context whose first check waits.
+type blocked struct {
+	context.Context
+	once           sync.Once
+	reached, until chan struct{}
+}
+
+func (b *blocked) Err() error {
+	b.once.Do(func() {
+		close(b.reached)
+		<-b.until
+	})
 	return nil
 }
 
