@@ -6,13 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
 	"runtime/debug"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -66,8 +64,9 @@ type Store struct {
 	dir    string
 	limits Limits
 	queue  *semaphore.Weighted // the operations of this Store, in order
-	// damaged is the file that was found damaged. It is not opened again, because bbolt keeps a mapping of such a file.
-	damaged atomic.Pointer[fs.FileInfo]
+	// damaged is the file that was found damaged, or nil. It is not read again, because bbolt keeps a mapping of such a file.
+	// It stays open (O_PATH), so no new file gets its inode. The holder of queue uses it.
+	damaged *os.File
 }
 
 // New returns the store in a directory, for example "/proc/self/fd/7".
@@ -153,17 +152,15 @@ func (s *Store) do(ctx context.Context, writes bool, f func(v *view) error) (err
 	}
 	defer held.Close()
 	path := filepath.Join(s.dir, fileName)
-	if old := s.damaged.Load(); old != nil {
-		if now, err := os.Lstat(path); err == nil && os.SameFile(*old, now) {
-			return errDamaged
-		}
+	if s.isDamaged(path) {
+		return errDamaged
 	}
 	defer func() {
 		if recover() != nil {
 			err = errDamaged
 		}
-		if now, statErr := os.Lstat(path); errors.Is(err, errDamaged) && statErr == nil {
-			s.damaged.Store(&now)
+		if errors.Is(err, errDamaged) {
+			s.damaged, _ = os.OpenFile(path, unix.O_PATH|unix.O_NOFOLLOW, 0)
 		}
 	}()
 	// A file that is shorter than its pages say makes a read fail with SIGBUS, which ends the process unless it is a panic.
@@ -192,6 +189,20 @@ func (s *Store) do(ctx context.Context, writes bool, f func(v *view) error) (err
 		}
 		return f(v)
 	}))
+}
+
+// isDamaged reports whether the file was found damaged and is still there.
+func (s *Store) isDamaged(path string) bool {
+	if s.damaged == nil {
+		return false
+	}
+	old, err := s.damaged.Stat()
+	if now, nowErr := os.Lstat(path); err == nil && nowErr == nil && os.SameFile(old, now) {
+		return true
+	}
+	s.damaged.Close()
+	s.damaged = nil
+	return false
 }
 
 func (s *Store) maxSize() int {

@@ -313,7 +313,12 @@ func TestDamage(t *testing.T) {
 		if err := Remove(t.Context(), s.dir); err != nil {
 			t.Fatal(err)
 		}
-		s.mustSet(t, "a", "new")
+		for i := range 3 { // a new file, perhaps with the inode of the damaged one
+			s.mustSet(t, "a", fmt.Sprint(i))
+		}
+		if after := descriptors(t); after >= before {
+			t.Errorf("%s: the damaged file is still open", name)
+		}
 	}
 	s := New(t.TempDir(), large)
 	if err := os.Symlink(filepath.Join(t.TempDir(), "elsewhere"), filepath.Join(s.dir, lockName)); err != nil {
