@@ -69,7 +69,7 @@ func (b *Backend) makeStore(namespace string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := os.Lchown(dir, b.cfg.UID, b.cfg.GID); err != nil {
+	if err := nodestore.Own(dir, b.cfg.UID, b.cfg.GID); err != nil { // wasm.user may have changed
 		return nil, err
 	}
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

@@ -1,12 +1,15 @@
 package wasm
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -110,4 +113,59 @@ func TestStoreOfNode(t *testing.T) {
 	if _, err := open("shop", user); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "wasm.keyvalue_bytes is 0") {
 		t.Errorf("on a node that keeps no pairs: %v", err)
 	}
+}
+
+// TestStoreOfAnotherUser: a new wasm.user gets the files of the stores, but nothing that a worker has linked there, and the
+// removal leaves nothing to root.
+func TestStoreOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Fatal("this test changes owners, so it must run as root")
+	}
+	b := &Backend{}
+	b.cfg.Root, b.cfg.UID, b.cfg.GID = t.TempDir(), 1000, 2000
+	open := func() string {
+		dir, err := b.makeStore("shop")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dir.Close()
+		return dir.Name()
+	}
+	check := func(path string, uid, gid uint32) {
+		t.Helper()
+		var s unix.Stat_t
+		if err := unix.Lstat(path, &s); err != nil || s.Uid != uid || s.Gid != gid {
+			t.Errorf("%s belongs to %d:%d, %v; want %d:%d", path, s.Uid, s.Gid, err, uid, gid)
+		}
+	}
+	dir := open()
+	if _, err := nodestore.New(dir, nodestore.Limits{Bytes: 1000, Keys: 10}).Increment(t.Context(), "n", 1); err != nil {
+		t.Fatal(err)
+	}
+	open()
+	b.cfg.UID, b.cfg.GID = 1001, 2001
+	open()
+	for _, name := range []string{"", "pairs.db", "lock", "turn"} {
+		check(filepath.Join(dir, name), 1001, 2001)
+	}
+
+	others := filepath.Join(b.cfg.Root, "others")
+	for _, err := range []error{
+		os.WriteFile(others, nil, 0o600), os.Remove(filepath.Join(dir, "lock")), os.Remove(filepath.Join(dir, "turn")),
+		os.Link(others, filepath.Join(dir, "lock")), os.Symlink(others, filepath.Join(dir, "turn")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.cfg.UID = 1002
+	open()
+	check(others, 0, 0)
+	check(filepath.Join(dir, "pairs.db"), 1002, 2001)
+
+	if err := errors.Join(os.Remove(filepath.Join(dir, "lock")), os.Remove(filepath.Join(dir, "turn")), RemoveStore(t.Context(), b.cfg.Root, "shop")); err != nil {
+		t.Fatal(err)
+	}
+	check(filepath.Join(dir, "lock"), 1002, 2001)
+	check(filepath.Join(dir, "turn"), 1002, 2001)
 }

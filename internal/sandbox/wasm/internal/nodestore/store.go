@@ -108,7 +108,37 @@ func acquire(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// Remove removes all pairs of the store in a directory, whoever uses it.
+// Own gives the directory of a store, and the store's files, to a user. Files with other links keep their owner, because
+// workers can write to the directory and a link can lead to anybody's file.
+func Own(dir string, uid, gid int) error {
+	for _, name := range []string{".", fileName, lockName, turnName} {
+		if err := own(filepath.Join(dir, name), uid, gid); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func own(path string, uid, gid int) error {
+	file, err := os.OpenFile(path, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	var s unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &s); err != nil {
+		return err
+	}
+	switch {
+	case s.Uid == uint32(uid) && s.Gid == uint32(gid):
+		return nil
+	case s.Mode&unix.S_IFMT != unix.S_IFDIR && (s.Mode&unix.S_IFMT != unix.S_IFREG || s.Nlink != 1):
+		return nil
+	}
+	return unix.Fchownat(int(file.Fd()), "", uid, gid, unix.AT_EMPTY_PATH)
+}
+
+// Remove removes all pairs of the store in a directory, whoever uses it. Files that it makes belong to the directory's owner.
 func Remove(ctx context.Context, dir string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockTime, errBusy)
 	defer cancel()
@@ -117,6 +147,13 @@ func Remove(ctx context.Context, dir string) error {
 		return err
 	}
 	defer held.Close()
+	var s unix.Stat_t
+	if err := unix.Stat(dir, &s); err != nil {
+		return err
+	}
+	if err := Own(dir, int(s.Uid), int(s.Gid)); err != nil {
+		return err
+	}
 	if err := os.Remove(filepath.Join(dir, fileName)); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
