@@ -149,7 +149,9 @@ func TestFaultI7TamperedCode(t *testing.T) {
 	a := r.shelf.images[c.ImageID].artifact
 	engine, err := r.cache.compiler.engine()
 	r.must(err)
-	code, record := r.cache.file(a.Wasm.Digest.String(), engine, ".code"), r.cache.file(a.Wasm.Digest.String(), engine, ".json")
+	made := entry{Digest: a.Wasm.Digest.String(), Engine: engine}
+	code, record := r.cache.file(made, ".code"), r.cache.file(made, ".json")
+	loaded := codeName(r.cache.layers.source(r.ctx(), a), "")
 	good, err := os.ReadFile(code)
 	r.must(err)
 	for name, spoil := range map[string]func() error{
@@ -171,14 +173,14 @@ func TestFaultI7TamperedCode(t *testing.T) {
 			}
 			defer file.Close()
 			_, err = file.WriteString("code of fake engine 0\nworld=grpc evil")
-			return errors.Join(err, r.cache.store(entry{Digest: a.Wasm.Digest.String(), Engine: engine}, file))
+			return errors.Join(err, r.cache.store(made, file))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.must(r.StopContainer(r.ctx(), p, c, 0))
 			for _, w := range r.keeper.all() {
-				r.must(w.conn().Unload(r.ctx(), codeName(a, "")))
-				w.forgetCode(codeName(a, ""))
+				r.must(w.conn().Unload(r.ctx(), loaded))
+				w.forgetCode(loaded)
 			}
 			r.must(spoil())
 			r.must(r.StartContainer(r.ctx(), p, c))

@@ -22,7 +22,6 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
 var (
@@ -35,6 +34,9 @@ var (
 //	<dir>/<half the digest of the component>/<hash of the fingerprint>.code    machine code
 //	                                                        .json    entry with the checksum, written last
 //
+// Code from images has files of its own for each key that has signed it; their names are hashes of the fingerprints of the
+// engine and of the key. So images whose repositories have other keys never use it.
+//
 // If code has no matching entry, the component is compiled again. If the disk is not writable, code stays in memory
 // until it is loaded.
 type cache struct {
@@ -42,15 +44,18 @@ type cache struct {
 	compiler *compiler
 	log      *slog.Logger
 
-	// changed is called when a compilation begins and when it ends, by the digest of the component.
-	changed func(digest string, c sandbox.Compilation)
+	// changed is called when a compilation begins and when it ends.
+	changed func(ctx context.Context, id codeID, c sandbox.Compilation)
 	figures compileFigures
 	layers  *layers
 	// compiling counts the flights.
 	compiling sync.WaitGroup
 
+	// storing is held while code and its entry are written, because flights for other keys can end with the same code.
+	storing sync.Mutex
+
 	mu      sync.Mutex
-	flights map[string]*flight
+	flights map[codeID]*flight
 	// failed holds the last failures by the digest of the component.
 	failed map[string]failure
 }
@@ -85,6 +90,7 @@ type entry struct {
 // flight is a compilation that is queued or in progress. The field waiting is the number of callers. The compiler runs
 // between the closing of compiling and that of done.
 type flight struct {
+	id        codeID
 	waiting   int
 	ticket    *ticket
 	cancel    context.CancelCauseFunc
@@ -97,26 +103,21 @@ type flight struct {
 func newCache(cfg setup, compiler *compiler) *cache {
 	return &cache{
 		dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, figures: newCompileFigures(compiler.queue), layers: newLayers(cfg),
-		changed: func(string, sandbox.Compilation) {}, flights: map[string]*flight{}, failed: map[string]failure{},
+		changed: func(context.Context, codeID, sandbox.Compilation) {}, flights: map[codeID]*flight{}, failed: map[string]failure{},
 	}
 }
 
-// source is where the code of a component can come from: its binary, or a signed layer of its image.
-type source struct {
-	*artifact.Artifact
-	images ImageStore
-}
-
 // open returns the verified code of a component, as a file at offset 0. It compiles the component if needed, unless its
-// image has code that this node accepts. Concurrent
-// callers share one compilation, which is cancelled once every caller's context has ended. A component that the compiler
-// has refused recently is refused with the same error.
-func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
+// image has code that this node accepts. Concurrent callers whose images accept the same keys share one compilation, which is
+// cancelled once every caller's context has ended. A component that the compiler has refused recently is refused with the
+// same error.
+func (c *cache) open(ctx context.Context, component source) (*os.File, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
 		return nil, err
 	}
-	if code, err := c.verified(digest, engine); err == nil {
+	digest := component.Wasm.Digest.String()
+	if code, err := c.verified(engine, component); err == nil {
 		return code, nil
 	} else if !errdefs.IsNotFound(err) {
 		c.log.Warn("compiled code is damaged; compiling again", "component", digest, "err", err)
@@ -124,9 +125,9 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	if err := c.refused(digest); err != nil {
 		return nil, err
 	}
-	f := c.join(ctx, digest, engine, priorityPod, component)
-	defer c.leave(digest, f)
-	if err := f.wait(ctx, digest); err != nil {
+	f := c.join(ctx, engine, priorityPod, component)
+	defer c.leave(f)
+	if err := f.wait(ctx); err != nil {
 		return nil, err
 	}
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // each caller gets its own file offset
@@ -144,41 +145,42 @@ func (c *cache) refused(digest string) error {
 
 // prepare queues the compilation of a component without code. The returned function waits for its end; it is nil if
 // there is nothing to compile.
-func (c *cache) prepare(ctx context.Context, digest string, p priority, component source) (func(context.Context) error, error) {
+func (c *cache) prepare(ctx context.Context, p priority, component source) (func(context.Context) error, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := c.stored(digest, engine); ok || c.refused(digest) != nil {
+	if _, ok := c.stored(engine, component); ok || c.refused(component.Wasm.Digest.String()) != nil {
 		return nil, nil
 	}
-	f := c.join(ctx, digest, engine, p, component)
+	f := c.join(ctx, engine, p, component)
 	return func(ctx context.Context) error {
-		defer c.leave(digest, f)
-		return f.wait(ctx, digest)
+		defer c.leave(f)
+		return f.wait(ctx)
 	}, nil
 }
 
 // wait waits for the end of the compilation and returns its error.
-func (f *flight) wait(ctx context.Context, digest string) error {
+func (f *flight) wait(ctx context.Context) error {
 	select {
 	case <-f.done:
 		return f.err
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the compilation of %s: %w", digest, context.Cause(ctx))
+		return fmt.Errorf("wait for the compilation of %s: %w", f.id.digest, context.Cause(ctx))
 	}
 }
 
 // join joins the component's compilation if one is queued or in progress, and queues one otherwise.
-func (c *cache) join(ctx context.Context, digest, engine string, p priority, component source) *flight {
+func (c *cache) join(ctx context.Context, engine string, p priority, component source) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f := c.flights[digest]
+	id := component.id()
+	f := c.flights[id]
 	if f == nil {
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-		f = &flight{ticket: c.compiler.queue.enter(p), cancel: cancel, compiling: make(chan struct{}), done: make(chan struct{})}
-		c.flights[digest] = f
-		c.compiling.Go(func() { c.fly(ctx, digest, engine, f, component) })
+		f = &flight{id: id, ticket: c.compiler.queue.enter(p), cancel: cancel, compiling: make(chan struct{}), done: make(chan struct{})}
+		c.flights[id] = f
+		c.compiling.Go(func() { c.fly(ctx, engine, f, component) })
 	}
 	f.ticket.raise(p)
 	f.waiting++
@@ -187,18 +189,18 @@ func (c *cache) join(ctx context.Context, digest, engine string, p priority, com
 
 // fly makes the code of a component, and records and reports the result. It takes the code from the image if this node
 // accepts it, and otherwise waits until the compilation may begin.
-func (c *cache) fly(ctx context.Context, digest, engine string, f *flight, component source) {
+func (c *cache) fly(ctx context.Context, engine string, f *flight, component source) {
 	defer f.ticket.leave()
 	began := time.Now()
 	result := sandbox.Compilation{State: sandbox.CompilationDone}
 	_ = guard.Call(c.log, "code of an image", func() (err error) {
-		f.code, result.Key, err = c.install(ctx, digest, engine, component)
+		f.code, result.Key, err = c.install(ctx, engine, component)
 		return err // install has logged and counted it
 	})
 	if f.code != nil {
 		result.Took = time.Since(began)
-		c.log.Info("compiled code taken from the image", "component", digest, "image", component.ImageID, "key", result.Key, "took", result.Took)
-		c.land(ctx, digest, f, result)
+		c.log.Info("compiled code taken from the image", "component", f.id.digest, "image", component.ImageID, "key", result.Key, "took", result.Took)
+		c.land(ctx, f, result)
 		return
 	}
 	if f.err = f.ticket.wait(ctx); f.err != nil {
@@ -207,28 +209,28 @@ func (c *cache) fly(ctx context.Context, digest, engine string, f *flight, compo
 	}
 	began = time.Now()
 	close(f.compiling)
-	result.LayerRefused = c.layers.refusal(digest)
-	c.changed(digest, sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: result.LayerRefused})
+	result.LayerRefused = c.layers.refusal(f.id)
+	c.changed(ctx, f.id, sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: result.LayerRefused})
 	f.err = guard.Call(c.log, "compilation", func() (err error) {
-		f.code, err = c.make(ctx, digest, engine, f.ticket, component)
+		f.code, err = c.make(ctx, engine, f.ticket, component)
 		return err
 	})
 	result.Took = time.Since(began)
 	if f.err != nil {
 		result.State, result.Reason = sandbox.CompilationFailed, f.err.Error()
-		c.log.Warn("component was not compiled", "component", digest, "took", result.Took, "err", f.err)
+		c.log.Warn("component was not compiled", "component", f.id.digest, "took", result.Took, "err", f.err)
 	} else {
-		c.log.Info("component compiled", "component", digest, "took", result.Took)
+		c.log.Info("component compiled", "component", f.id.digest, "took", result.Took)
 	}
 	c.figures.ended(ctx, result)
-	c.land(ctx, digest, f, result)
+	c.land(ctx, f, result)
 }
 
 // land records the result of a flight, wakes its callers and reports the result.
-func (c *cache) land(ctx context.Context, digest string, f *flight, result sandbox.Compilation) {
-	c.remember(ctx, digest, f.err)
+func (c *cache) land(ctx context.Context, f *flight, result sandbox.Compilation) {
+	c.remember(ctx, f.id.digest, f.err)
 	close(f.done)
-	c.changed(digest, result)
+	c.changed(ctx, f.id, result)
 }
 
 // remember records the result of a compilation. A cancelled one says nothing about the component.
@@ -242,21 +244,22 @@ func (c *cache) remember(ctx context.Context, digest string, err error) {
 }
 
 // state returns the state of a component's code.
-func (c *cache) state(digest string) sandbox.Compilation {
+func (c *cache) state(component source) sandbox.Compilation {
+	id := component.id()
 	c.mu.Lock()
-	f, failed := c.flights[digest], c.failed[digest]
+	f, failed := c.flights[id], c.failed[id.digest]
 	c.mu.Unlock()
 	engine, err := c.compiler.engine()
-	e, ok := c.stored(digest, engine)
+	e, ok := c.stored(engine, component)
 	switch {
 	case f != nil && !guard.IsClosed(f.done) && !guard.IsClosed(f.compiling):
 		return sandbox.Compilation{State: sandbox.CompilationQueued}
 	case f != nil && !guard.IsClosed(f.done):
-		return sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: c.layers.refusal(digest)}
+		return sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: c.layers.refusal(id)}
 	case err == nil && ok:
-		return sandbox.Compilation{State: sandbox.CompilationDone, Key: e.Key, LayerRefused: c.layers.refusal(digest)}
+		return sandbox.Compilation{State: sandbox.CompilationDone, Key: e.Key, LayerRefused: c.layers.refusal(id)}
 	case failed.err != nil:
-		return sandbox.Compilation{State: sandbox.CompilationFailed, Reason: failed.err.Error(), LayerRefused: c.layers.refusal(digest)}
+		return sandbox.Compilation{State: sandbox.CompilationFailed, Reason: failed.err.Error(), LayerRefused: c.layers.refusal(id)}
 	default:
 		return sandbox.Compilation{State: sandbox.CompilationNone}
 	}
@@ -264,13 +267,13 @@ func (c *cache) state(digest string) sandbox.Compilation {
 
 // leave removes a caller from a compilation. When the last caller leaves, the compilation is cancelled and its code is
 // closed.
-func (c *cache) leave(digest string, f *flight) {
+func (c *cache) leave(f *flight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.waiting--; f.waiting > 0 {
 		return
 	}
-	delete(c.flights, digest)
+	delete(c.flights, f.id)
 	f.cancel(errors.New("all callers have given up"))
 	go func() {
 		<-f.done
@@ -281,7 +284,7 @@ func (c *cache) leave(digest string, f *flight) {
 }
 
 // make compiles a component and stores the code. It returns the code even if storing fails.
-func (c *cache) make(ctx context.Context, digest, engine string, t *ticket, component source) (*os.File, error) {
+func (c *cache) make(ctx context.Context, engine string, t *ticket, component source) (*os.File, error) {
 	in, err := component.OpenWasm(ctx, component.images)
 	if err != nil {
 		return nil, err
@@ -291,7 +294,7 @@ func (c *cache) make(ctx context.Context, digest, engine string, t *ticket, comp
 	if err != nil {
 		return nil, err
 	}
-	if err := c.keep(ctx, entry{Digest: digest, Engine: engine}, code); err != nil {
+	if err := c.keep(ctx, entry{Digest: component.Wasm.Digest.String(), Engine: engine}, code); err != nil {
 		code.Close()
 		return nil, err
 	}
@@ -305,7 +308,7 @@ func (c *cache) keep(ctx context.Context, e entry, code *os.File) error {
 	}
 	if err := c.store(e, code); err != nil {
 		c.log.Warn("store compiled code failed; the next start makes it again", "component", e.Digest, "err", err)
-		c.drop(e.Digest, e.Engine)
+		c.drop(e)
 	}
 	return fpStored.Hit(ctx)
 }
@@ -314,9 +317,31 @@ func (c *cache) keep(ctx context.Context, e entry, code *os.File) error {
 // entry contains the whole digest.
 func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, shortName(digest)) }
 
-func (c *cache) file(digest, engine, kind string) string {
-	sum := sha256.Sum256([]byte(engine))
-	return filepath.Join(c.entryDir(digest), hex.EncodeToString(sum[:8])+kind)
+// file returns the path of an entry's file.
+func (c *cache) file(e entry, kind string) string {
+	sum := sha256.Sum256([]byte(e.Engine + e.Key))
+	return filepath.Join(c.entryDir(e.Digest), hex.EncodeToString(sum[:8])+kind)
+}
+
+// candidates returns what identifies the entries whose code can be used: that which was compiled here, and those with
+// accepted signatures.
+func candidates(engine string, component source) []entry {
+	list := []entry{{Digest: component.Wasm.Digest.String(), Engine: engine}}
+	for _, key := range component.trust.signers() {
+		list = append(list, entry{Digest: list[0].Digest, Engine: engine, Key: key})
+	}
+	return list
+}
+
+// read returns the entry with the digest, engine and key of the given one. It returns errdefs.ErrNotFound if there is none.
+func (c *cache) read(wanted entry) (e entry, err error) {
+	if err := format.Read(c.file(wanted, ".json"), &e); err != nil {
+		return entry{}, err
+	}
+	if e.Digest != wanted.Digest || e.Engine != wanted.Engine || e.Key != wanted.Key {
+		return entry{}, fmt.Errorf("the entry is for %s with engine %s, signed by %q: %w", e.Digest, e.Engine, e.Key, errdefs.ErrDataLoss)
+	}
+	return e, nil
 }
 
 // store writes the code and then its entry, whose size and checksum it sets. It syncs neither, because the checksum detects
@@ -325,7 +350,9 @@ func (c *cache) store(e entry, code *os.File) error {
 	if err := os.MkdirAll(c.entryDir(e.Digest), 0o700); err != nil {
 		return err
 	}
-	path := c.file(e.Digest, e.Engine, ".code")
+	c.storing.Lock()
+	defer c.storing.Unlock()
+	path := c.file(e, ".code")
 	tmp := path + ".new"
 	out, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -340,40 +367,59 @@ func (c *cache) store(e entry, code *os.File) error {
 		return err
 	}
 	e.SHA256 = hex.EncodeToString(sum.Sum(nil))
-	return format.Write(c.file(e.Digest, e.Engine, ".json"), e)
+	return format.Write(c.file(e, ".json"), e)
 }
 
 // drop deletes the files of the code and of its entry, even incomplete files.
-func (c *cache) drop(digest, engine string) {
+func (c *cache) drop(e entry) {
+	c.storing.Lock()
+	defer c.storing.Unlock()
 	for _, kind := range []string{".json", ".json.new", ".code", ".code.new"} {
-		_ = ledger.RemoveFile(c.file(digest, engine, kind))
+		_ = ledger.RemoveFile(c.file(e, kind))
 	}
 }
 
 // stored returns the entry of the code for the component and the engine, or false if there is no code that can be used. It
 // does not read the code, unlike verified.
-func (c *cache) stored(digest, engine string) (e entry, ok bool) {
-	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil || e.Digest != digest || e.Engine != engine || !c.layers.trusts(e.Key) {
-		return entry{}, false
+func (c *cache) stored(engine string, component source) (entry, bool) {
+	for _, wanted := range candidates(engine, component) {
+		e, err := c.read(wanted)
+		if err != nil {
+			continue
+		}
+		if info, err := os.Lstat(c.file(e, ".code")); err == nil && info.Mode().IsRegular() && info.Size() == e.Size {
+			return e, true
+		}
 	}
-	info, err := os.Lstat(c.file(digest, engine, ".code"))
-	return e, err == nil && info.Mode().IsRegular() && info.Size() == e.Size
+	return entry{}, false
 }
 
-// verified opens code after checking it against its entry. It returns errdefs.ErrNotFound if there is no code or it was
-// signed by a key that the node no longer accepts, and ErrDataLoss if the code is damaged.
-func (c *cache) verified(digest, engine string) (*os.File, error) {
-	var e entry
-	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil {
+// verified opens code after checking it against its entry. It returns errdefs.ErrNotFound if there is no code, or only such
+// as was signed by keys that the node does not accept for the image. It returns ErrDataLoss if all code is damaged.
+func (c *cache) verified(engine string, component source) (*os.File, error) {
+	var errs []error
+	for _, wanted := range candidates(engine, component) {
+		code, err := c.openEntry(wanted)
+		if err == nil {
+			return code, nil
+		}
+		if !errdefs.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) == 0 {
+		return nil, fmt.Errorf("code of %s: %w", component.Wasm.Digest, errdefs.ErrNotFound)
+	}
+	return nil, errors.Join(errs...)
+}
+
+// openEntry opens the code of an entry; see verified.
+func (c *cache) openEntry(wanted entry) (*os.File, error) {
+	e, err := c.read(wanted)
+	if err != nil {
 		return nil, err
 	}
-	if e.Digest != digest || e.Engine != engine {
-		return nil, fmt.Errorf("the entry is for %s with engine %s: %w", e.Digest, e.Engine, errdefs.ErrDataLoss)
-	}
-	if !c.layers.trusts(e.Key) {
-		return nil, fmt.Errorf("the code was signed by the key %s, which is no longer accepted: %w", e.Key, errdefs.ErrNotFound)
-	}
-	code, err := os.OpenFile(c.file(digest, engine, ".code"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	code, err := os.OpenFile(c.file(e, ".code"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
@@ -393,15 +439,17 @@ func (c *cache) verified(digest, engine string) (*os.File, error) {
 }
 
 // forget deletes a component's code from the disk after a worker has refused the code. Code of an image is not taken again.
-func (c *cache) forget(digest string) {
+func (c *cache) forget(component source) {
 	engine, err := c.compiler.engine()
 	if err != nil {
 		return
 	}
-	if e, ok := c.stored(digest, engine); ok && e.Key != "" {
-		c.layers.reject(digest)
+	if e, ok := c.stored(engine, component); ok && e.Key != "" {
+		c.layers.reject(component.id())
 	}
-	c.drop(digest, engine)
+	for _, e := range candidates(engine, component) {
+		c.drop(e)
+	}
 }
 
 // evict deletes all code from the disk, except the code of components that are in the given set or are being compiled.
@@ -417,8 +465,8 @@ func (c *cache) evict(wanted map[string]bool) error {
 	for digest := range wanted {
 		keep[shortName(digest)] = true
 	}
-	for digest := range c.flights {
-		keep[shortName(digest)] = true
+	for id := range c.flights {
+		keep[shortName(id.digest)] = true
 	}
 	c.layers.evict(keep)
 	maps.DeleteFunc(c.failed, func(digest string, _ failure) bool { return !keep[shortName(digest)] })

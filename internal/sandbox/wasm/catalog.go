@@ -27,14 +27,18 @@ type component struct {
 }
 
 // codeName returns the name that workers use for a component (workerapi.Code.Digest). The same binary with different
-// descriptors or services has a different name.
-func codeName(a *artifact.Artifact, description string) string {
-	return strings.Join(append([]string{a.Wasm.Digest.String(), description}, a.Services...), "+")
+// descriptors or services has a different name, and so has one whose compiled code other keys may have signed.
+func codeName(s source, description string) string {
+	name := strings.Join(append([]string{s.Wasm.Digest.String(), description}, s.Services...), "+")
+	if keys := s.trust.name(); keys != "" {
+		name += "+keys:" + keys
+	}
+	return name
 }
 
-// code returns the argument for loading the component into a worker, without the compiled code.
-func (c *component) code() workerapi.Code {
-	return workerapi.Code{Digest: codeName(c.artifact, c.digest), Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
+// code returns the argument for loading the component into a worker under a name, without the compiled code.
+func (c *component) code(name string) workerapi.Code {
+	return workerapi.Code{Digest: name, Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
 }
 
 // read reads the descriptors or, if there are none, the metadata.
@@ -89,9 +93,6 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 		return found, found.read(ctx, c.images)
 	})
 }
-
-// source returns where the code of a component can come from.
-func (c *catalog) source(a *artifact.Artifact) source { return source{a, c.images} }
 
 // recall returns the component of an existing container, even if the image was removed.
 func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description string) (*component, error) {

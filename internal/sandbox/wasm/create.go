@@ -83,7 +83,7 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, comp *component) error {
 	scope := b.scopeOf(p, c)
 	if isOwn(scope) {
-		code, err := b.cache.open(ctx, comp.artifact.Wasm.Digest.String(), b.catalog.source(comp.artifact))
+		code, err := b.cache.open(ctx, b.cache.layers.source(ctx, comp.artifact))
 		if err != nil {
 			return err
 		}
@@ -103,11 +103,12 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 // load loads a component into a worker, unless the component is already loaded. If the worker refuses the code because
 // the code is damaged or was compiled for another engine, load compiles the component again, once.
 func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
-	loaded, err := b.loadOnce(ctx, w, a, description)
+	from := b.cache.layers.source(ctx, a)
+	loaded, err := b.loadOnce(ctx, w, from, description)
 	if errdefs.IsFailedPrecondition(err) {
 		b.log.Warn("worker refused the code; compiling again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
-		b.cache.forget(a.Wasm.Digest.String())
-		loaded, err = b.loadOnce(ctx, w, a, description)
+		b.cache.forget(from)
+		loaded, err = b.loadOnce(ctx, w, from, description)
 	}
 	if err != nil {
 		return loaded, fmt.Errorf("component of image %s: %w", a.ImageID, err)
@@ -115,14 +116,15 @@ func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, des
 	return loaded, nil
 }
 
-func (b *Backend) loadOnce(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
-	return w.load(ctx, codeName(a, description), func(ctx context.Context) (workerapi.Code, error) {
-		comp, err := b.catalog.recall(ctx, a, description)
+func (b *Backend) loadOnce(ctx context.Context, w *worker, from source, description string) (workerapi.Loaded, error) {
+	name := codeName(from, description)
+	return w.load(ctx, name, func(ctx context.Context) (workerapi.Code, error) {
+		comp, err := b.catalog.recall(ctx, from.Artifact, description)
 		if err != nil {
 			return workerapi.Code{}, err
 		}
-		code := comp.code()
-		code.Image.File, err = b.cache.open(ctx, a.Wasm.Digest.String(), b.catalog.source(a))
+		code := comp.code(name)
+		code.Image.File, err = b.cache.open(ctx, from)
 		return code, err
 	})
 }

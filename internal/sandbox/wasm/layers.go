@@ -2,6 +2,8 @@ package wasm
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +17,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
 )
 
@@ -38,9 +41,67 @@ type layers struct {
 	results   *prometheus.CounterVec
 
 	mu sync.Mutex
-	// rejected holds the components whose code a worker has refused, and refusals the last refusals, both by digest.
-	rejected map[string]bool
-	refusals map[string]string
+	// rejected holds the components whose code a worker has refused, and refusals the last refusals.
+	rejected map[codeID]bool
+	refusals map[codeID]string
+}
+
+// trust is what a node accepts for an image, besides code that it has compiled itself.
+type trust struct {
+	// covered is set if a rule is for the image's repository, and keys are those of all such rules.
+	covered bool
+	keys    []codelayer.PublicKey
+	// err says why some keys are missing.
+	err error
+}
+
+// codeID identifies code that images can share: the digest of their component, and the keys that they accept. Code that one
+// of them may use may be used by all.
+type codeID struct{ digest, keys string }
+
+// source is where the code of a component can come from: its binary, or a signed layer of its image.
+type source struct {
+	*artifact.Artifact
+	images ImageStore
+	trust  trust
+}
+
+func (s source) id() codeID { return codeID{s.Wasm.Digest.String(), s.trust.name()} }
+
+// source returns where the code of an image's component can come from. It reads the keys that the node accepts for the
+// image. A removed image has no repository, so no keys.
+func (l *layers) source(ctx context.Context, a *artifact.Artifact) source {
+	s := source{Artifact: a, images: l.Images}
+	if len(l.CompiledLayers) == 0 {
+		return s
+	}
+	img, err := l.Images.Get(ctx, a.ImageID)
+	if err != nil {
+		s.trust.err = err
+		return s
+	}
+	rules := l.rulesFor(slices.Concat(img.RepoTags, img.RepoDigests))
+	s.trust.covered = len(rules) > 0
+	s.trust.keys, s.trust.err = readKeys(rules)
+	return s
+}
+
+// name identifies the accepted keys; it is empty if there are none.
+func (t trust) name() string {
+	if len(t.keys) == 0 {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(t.signers())), " ")))
+	return hex.EncodeToString(sum[:])
+}
+
+// signers returns the fingerprints of the accepted keys.
+func (t trust) signers() []string {
+	names := make([]string, len(t.keys))
+	for i, k := range t.keys {
+		names[i] = k.Fingerprint
+	}
+	return names
 }
 
 // maxUnpacking is the number of layers that are unpacked at a time.
@@ -53,7 +114,7 @@ func newLayers(cfg setup) *layers {
 			Name: "tripod_component_code_layers_total",
 			Help: "Layers with compiled code that were considered, by result: used, or the reason why the component is compiled instead.",
 		}, []string{"result"}),
-		rejected: map[string]bool{}, refusals: map[string]string{},
+		rejected: map[codeID]bool{}, refusals: map[codeID]string{},
 	}
 }
 
@@ -62,12 +123,12 @@ const usedLayer = "used"
 
 // install returns the code of a component from its image, with the fingerprint of the key that has signed it, and stores the
 // code. Without a layer of code, it returns nothing. If the node does not use the layer, it returns the reason.
-func (c *cache) install(ctx context.Context, digest, engine string, component source) (code *os.File, key string, err error) {
+func (c *cache) install(ctx context.Context, engine string, component source) (code *os.File, key string, err error) {
 	if component.Code.Digest == "" {
 		return nil, "", nil
 	}
 	if code, key, err = c.layers.open(ctx, engine, component); err == nil {
-		err = c.keep(ctx, entry{Digest: digest, Engine: engine, Key: key}, code)
+		err = c.keep(ctx, entry{Digest: component.Wasm.Digest.String(), Engine: engine, Key: key}, code)
 	}
 	if ctx.Err() == nil {
 		c.layers.record(ctx, component, err)
@@ -109,29 +170,26 @@ func (l *layers) open(ctx context.Context, engine string, component source) (_ *
 
 // verify checks the policy and the layer's signature.
 func (l *layers) verify(ctx context.Context, engine string, component source) (*codelayer.Layer, error) {
-	if l.isRejected(component.Wasm.Digest.String()) {
+	if l.isRejected(component.id()) {
 		return nil, &codelayer.Refusal{Reason: codelayer.ReasonWorker, Detail: "a worker has refused this code before"}
 	}
 	if component.Envelope.Digest == "" {
 		return nil, &codelayer.Refusal{Reason: codelayer.ReasonSignature, Detail: "the layer with the code is not signed"}
 	}
-	img, err := component.images.Get(ctx, component.ImageID)
-	if err != nil {
-		return nil, err
-	}
-	rules := l.rulesFor(slices.Concat(img.RepoTags, img.RepoDigests))
-	if len(rules) == 0 {
+	if !component.trust.covered {
+		if component.trust.err != nil {
+			return nil, component.trust.err
+		}
 		return nil, &codelayer.Refusal{Reason: codelayer.ReasonPolicy, Detail: "the node accepts no code from the image's repository (wasm.compiled_layer)"}
 	}
 	envelope, err := component.ReadEnvelope(ctx, component.images)
 	if err != nil {
 		return nil, err
 	}
-	keys, err := readKeys(rules)
-	if err != nil {
-		l.Logger.Warn("compiled code signed by some keys is not accepted", "err", err)
+	if component.trust.err != nil {
+		l.Logger.Warn("compiled code signed by some keys is not accepted", "err", component.trust.err)
 	}
-	return codelayer.Verify(ctx, envelope, component.Code.Digest, keys, codelayer.Target{
+	return codelayer.Verify(ctx, envelope, component.Code.Digest, component.trust.keys, codelayer.Target{
 		Component: component.Wasm.Digest, Engine: engine, Features: l.features,
 	})
 }
@@ -171,19 +229,9 @@ func readKeys(rules []CompiledLayers) (keys []codelayer.PublicKey, err error) {
 	return keys, err
 }
 
-// trusts reports whether code in the cache can be used: it was compiled here, or the policy still names the key that has
-// signed it.
-func (l *layers) trusts(key string) bool {
-	if key == "" {
-		return true
-	}
-	keys, _ := readKeys(l.CompiledLayers) // verify logs the error
-	return slices.ContainsFunc(keys, func(k codelayer.PublicKey) bool { return k.Fingerprint == key })
-}
-
 // record counts and logs that the layer of an image was used, or was refused with an error.
 func (l *layers) record(ctx context.Context, component source, err error) {
-	digest, result, level := component.Wasm.Digest.String(), usedLayer, slog.LevelWarn
+	id, result, level := component.id(), usedLayer, slog.LevelWarn
 	if err != nil {
 		result = "error"
 	}
@@ -196,37 +244,37 @@ func (l *layers) record(ctx context.Context, component source, err error) {
 	l.results.WithLabelValues(result).Inc()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if delete(l.refusals, digest); err != nil {
-		l.refusals[digest] = err.Error()
-		l.Logger.Log(ctx, level, "compiled code in the image is not used", "component", digest, "image", component.ImageID, "reason", result, "err", err)
+	if delete(l.refusals, id); err != nil {
+		l.refusals[id] = err.Error()
+		l.Logger.Log(ctx, level, "compiled code in the image is not used", "component", id.digest, "image", component.ImageID, "reason", result, "err", err)
 	}
 }
 
 // refusal returns why the code in an image is not used, or "".
-func (l *layers) refusal(digest string) string {
+func (l *layers) refusal(id codeID) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.refusals[digest]
+	return l.refusals[id]
 }
 
 // reject records that a worker has refused the code of a component.
-func (l *layers) reject(digest string) {
+func (l *layers) reject(id codeID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.rejected[digest] = true
+	l.rejected[id] = true
 }
 
-func (l *layers) isRejected(digest string) bool {
+func (l *layers) isRejected(id codeID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.rejected[digest]
+	return l.rejected[id]
 }
 
 // evict forgets components that are not in the given set, by the names of their directories.
 func (l *layers) evict(keep map[string]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	gone := func(digest string) bool { return !keep[shortName(digest)] }
-	maps.DeleteFunc(l.rejected, func(digest string, _ bool) bool { return gone(digest) })
-	maps.DeleteFunc(l.refusals, func(digest, _ string) bool { return gone(digest) })
+	gone := func(id codeID) bool { return !keep[shortName(id.digest)] }
+	maps.DeleteFunc(l.rejected, func(id codeID, _ bool) bool { return gone(id) })
+	maps.DeleteFunc(l.refusals, func(id codeID, _ string) bool { return gone(id) })
 }

@@ -120,10 +120,18 @@ func (r *rig) runImage(name, imageID string) (*sandbox.Pod, *sandbox.Container) 
 	return p, c
 }
 
-// storedCode returns the code of a component in the cache.
-func (r *rig) storedCode(component []byte) string {
+// source returns where the code of a stored image can come from.
+func (r *rig) source(imageID string) source {
 	r.Helper()
-	file, err := r.cache.verified(digest.FromBytes(component).String(), "fake engine 1")
+	image, err := r.shelf.find(imageID)
+	r.must(err)
+	return r.cache.layers.source(r.ctx(), image.artifact)
+}
+
+// storedCode returns the code in the cache that an image's pods use.
+func (r *rig) storedCode(imageID string) string {
+	r.Helper()
+	file, err := r.cache.verified("fake engine 1", r.source(imageID))
 	r.must(err)
 	defer file.Close()
 	code, err := io.ReadAll(file)
@@ -204,7 +212,7 @@ func TestRefusedCodeIsCompiledHere(t *testing.T) {
 			if refused := r.layerCount(string(c.want)); refused != 1 {
 				t.Errorf("%v layers were refused for %s, want 1; the reason was: %s", refused, c.want, running.LayerRefused)
 			}
-			if code := r.storedCode(module(c.words)); !strings.HasSuffix(code, c.words) {
+			if code := r.storedCode(id); !strings.HasSuffix(code, c.words) {
 				t.Errorf("stored code = %q, want that of %q", code, c.words)
 			}
 		})
@@ -238,6 +246,69 @@ func TestRevokedKey(t *testing.T) {
 	}
 }
 
+// TestCodeOfAnotherRepository checks that code which was signed for images of one repository is never used for an image of
+// the same component from another one: not that of the cache, not that of a flight in progress, and not that which a shared
+// worker has loaded.
+func TestCodeOfAnotherRepository(t *testing.T) {
+	const words = "world=grpc greeting=here"
+	const evil = codeMagic + "fake engine 1\nworld=grpc greeting=evil"
+	team, other := newFleetKeys(t, 1), newFleetKeys(t, 2)
+	for name, ref := range map[string]string{"no rule": "registry.example/open/app:1", "rule with another key": "registry.example/other/app:1"} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(c *Config) {
+				c.CompiledLayers = []CompiledLayers{
+					{Repositories: []string{fleet}, Keys: []string{team.file}}, {Repositories: []string{"registry.example/other"}, Keys: []string{other.file}},
+				}
+			})
+			shipping := r.ship(shipped{words: words, key: team, code: evil})
+			if done := r.wantCompilation(shipping, sandbox.CompilationDone); done.Key == "" {
+				t.Fatalf("event = %+v, want the code of the image", done)
+			}
+			r.runImage("first", shipping)
+			if got := r.greeting(); got != "evil" {
+				t.Fatalf("greeting of the first pod = %q, want that of the image's code", got)
+			}
+			victim := r.shelf.put(t, words, ref, nil)
+			r.shelf.announce()
+			r.eventually("the component is compiled", func() bool { c, _ := r.Compilation(victim); return c.State == sandbox.CompilationDone })
+			if code := r.storedCode(victim); !strings.HasSuffix(code, words) {
+				t.Errorf("stored code = %q, want that of %q", code, words)
+			}
+			if c, _ := r.Compilation(victim); c.Key != "" {
+				t.Errorf("Compilation = %+v, want compiled here", c)
+			}
+			r.runImage("second", victim)
+			if got := r.greeting(); got != "here" {
+				t.Errorf("greeting of the second pod = %q, want that of the code compiled here", got)
+			}
+		})
+	}
+	t.Run("flight", func(t *testing.T) {
+		r := newRig(t, func(c *Config) {
+			c.CompiledLayers = []CompiledLayers{{Repositories: []string{fleet}, Keys: []string{team.file}}}
+			c.CompileParallel = 2
+		})
+		for range maxUnpacking {
+			r.cache.layers.unpacking <- struct{}{}
+		}
+		shipping := r.ship(shipped{words: words, key: team, code: evil})
+		r.eventually("the layer waits", func() bool { c, ok := r.Compilation(shipping); return ok && c.State == sandbox.CompilationQueued })
+		victim := r.shelf.put(t, words, "registry.example/open/app:1", nil)
+		r.shelf.announce()
+		r.compiled(victim) // does not join the flight that waits
+		if code := r.storedCode(victim); !strings.HasSuffix(code, words) {
+			t.Errorf("stored code = %q, want that of %q", code, words)
+		}
+		for range maxUnpacking {
+			<-r.cache.layers.unpacking
+		}
+		r.wantCompilation(shipping, sandbox.CompilationDone)
+		if code := r.storedCode(victim); !strings.HasSuffix(code, words) {
+			t.Errorf("stored code after the other flight = %q, want that of %q", code, words)
+		}
+	})
+}
+
 // TestWorkerRefusesShippedCode checks that code which a worker refuses is not taken from the image again.
 func TestWorkerRefusesShippedCode(t *testing.T) {
 	r, keys := newFleetRig(t)
@@ -263,9 +334,7 @@ func TestUnpackingIsBounded(t *testing.T) {
 	r.eventually("the layer waits", func() bool { c, ok := r.Compilation(waiting); return ok && c.State == sandbox.CompilationQueued })
 	ctx, cancel := context.WithCancel(r.ctx())
 	cancel()
-	image, err := r.shelf.find(waiting)
-	r.must(err)
-	_, _, err = r.cache.layers.open(ctx, "fake engine 1", r.catalog.source(image.artifact))
+	_, _, err := r.cache.layers.open(ctx, "fake engine 1", r.source(waiting))
 	require.ErrorIs(t, err, context.Canceled)
 	for range maxUnpacking {
 		<-r.cache.layers.unpacking

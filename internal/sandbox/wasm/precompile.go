@@ -10,6 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
 // precompiler compiles the components of the stored images before pods need them. It follows the set of images, so it
@@ -32,6 +33,7 @@ type precompiler struct {
 // imageCode is the component of a stored image. Cancelling it gives up the compilation for this image.
 type imageCode struct {
 	reference, digest string
+	artifact          *artifact.Artifact
 	cancel            context.CancelFunc
 	// reported is the last state that was reported for this image.
 	reported sandbox.CompilationState
@@ -86,15 +88,16 @@ func (p *precompiler) add(ctx context.Context, img image.Image, urgency priority
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	code := &imageCode{reference: referenceOf(img), digest: a.Wasm.Digest.String(), cancel: cancel}
-	wait, err := p.cache.prepare(ctx, code.digest, urgency, p.catalog.source(a))
+	code := &imageCode{reference: referenceOf(img), digest: a.Wasm.Digest.String(), artifact: a, cancel: cancel}
+	from := p.cache.layers.source(ctx, a)
+	wait, err := p.cache.prepare(ctx, urgency, from)
 	if err != nil {
 		cancel()
 		return err
 	}
 	p.images[img.ID] = code
 	if !p.initial { // its compilation may have begun, or ended, before this image was known
-		if c := p.cache.state(code.digest); c.State != sandbox.CompilationQueued {
+		if c := p.cache.state(from); c.State != sandbox.CompilationQueued {
 			p.tell(img.ID, code, c)
 		}
 	}
@@ -107,12 +110,12 @@ func (p *precompiler) add(ctx context.Context, img image.Image, urgency priority
 	return nil
 }
 
-// changed reports the progress of a compilation for each image with the component.
-func (p *precompiler) changed(digest string, c sandbox.Compilation) {
+// changed reports the progress of a compilation for each image that can use its result.
+func (p *precompiler) changed(ctx context.Context, made codeID, c sandbox.Compilation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for id, code := range p.images {
-		if code.digest == digest {
+		if code.digest == made.digest && p.cache.layers.source(ctx, code.artifact).id() == made {
 			p.tell(id, code, c)
 		}
 	}
@@ -144,7 +147,7 @@ func (b *Backend) Compilation(imageID string) (sandbox.Compilation, bool) {
 	if code == nil {
 		return sandbox.Compilation{}, false
 	}
-	return code.describe(imageID, b.cache.state(code.digest)), true
+	return code.describe(imageID, b.cache.state(b.cache.layers.source(b.background, code.artifact))), true
 }
 
 // followImages compiles the components of images as they are stored, until ctx ends. It begins after Recover, because

@@ -305,7 +305,7 @@ func (h *fakeHandler) Start(_ context.Context, spec workerapi.PodSpec) (workerap
 	h.pods[spec.ID] = p
 	for _, port := range spec.Ports {
 		if port.Kind == workerapi.PortCleartext {
-			go greet(port.Socket.File, p.ended)
+			go greet(port.Socket.File, p.ended, value(words, "greeting", "hello"))
 		}
 	}
 	if spec.Log.File != nil {
@@ -320,7 +320,7 @@ func (h *fakeHandler) Start(_ context.Context, spec workerapi.PodSpec) (workerap
 }
 
 // greet sends a greeting to each client of a pod's port.
-func greet(socket *os.File, ended chan struct{}) {
+func greet(socket *os.File, ended chan struct{}, greeting string) {
 	l, err := net.FileListener(socket)
 	if err != nil {
 		return
@@ -331,7 +331,7 @@ func greet(socket *os.File, ended chan struct{}) {
 		if err != nil {
 			return
 		}
-		fmt.Fprintln(conn, "hello")
+		fmt.Fprintln(conn, greeting)
 		conn.Close()
 	}
 }

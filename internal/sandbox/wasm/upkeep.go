@@ -96,7 +96,7 @@ func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, inUse := map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {
 		if s, _ := h.Snapshot(); s.Artifact != nil {
-			loaded[codeName(s.Artifact, s.Description)] = true
+			loaded[codeName(b.cache.layers.source(ctx, s.Artifact), s.Description)] = true
 			inUse[s.Artifact.ImageID] = true
 		}
 	}
