@@ -100,7 +100,17 @@ func (s *Store) blobPath(dgst digest.Digest) string {
 // OpenBlob checks a blob's size and digest and opens it for reading. The error is errdefs.ErrNotFound for a missing
 // blob, and errdefs.ErrDataLoss for a damaged one. If the blob is damaged, OpenBlob drops the images that contain the
 // blob, so that they are pulled again.
-func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.File, err error) {
+func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
+	file, err := s.OpenOptionalBlob(ctx, desc)
+	if corrupt, ok := errors.AsType[*corruptError](err); ok {
+		return nil, s.lostBlob(s.withNamespace(ctx), corrupt.digest)
+	}
+	return file, err
+}
+
+// OpenOptionalBlob is like OpenBlob for a blob that an image can do without: if it is damaged, the images that contain it
+// stay, and the next pull of one of them fetches it again.
+func (s *Store) OpenOptionalBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.File, err error) {
 	if err := s.ready(); err != nil {
 		return nil, err
 	}
@@ -108,9 +118,14 @@ func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.Fi
 	if _, err := s.content.Info(ctx, desc.Digest); err != nil {
 		return nil, fmt.Errorf("blob %s: %w", desc.Digest, err)
 	}
+	defer func() {
+		if _, corrupt := errors.AsType[*corruptError](err); corrupt {
+			s.badBlobs.Store(desc.Digest.String(), true)
+		}
+	}()
 	file, err := os.Open(s.blobPath(desc.Digest))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, s.lostBlob(ctx, desc.Digest)
+		return nil, &corruptError{desc.Digest}
 	} else if err != nil {
 		return nil, err
 	}
@@ -125,7 +140,7 @@ func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.Fi
 		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, err)
 	}
 	if n != desc.Size || !verifier.Verified() {
-		return nil, s.lostBlob(ctx, desc.Digest)
+		return nil, &corruptError{desc.Digest}
 	}
 	_, err = file.Seek(0, io.SeekStart)
 	return file, err

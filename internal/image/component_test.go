@@ -165,6 +165,32 @@ func TestDamagedComponentIsPulledAgain(t *testing.T) {
 	}
 }
 
+// TestDamagedOptionalBlob checks that the image stays, and that the next pull repairs the blob.
+func TestDamagedOptionalBlob(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	ref := artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasmOf("good")).push(t, reg, "app")
+	img := pull(t, s, ref)
+	path := blobPath(s, img.Component.Wasm.Digest)
+	for name, damage := range map[string]func() error{
+		"changed": func() error { return os.WriteFile(path, wasmOf("evil"), 0o600) },
+		"gone":    func() error { return os.Remove(path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			check(t, os.Chmod(path, 0o600))
+			check(t, damage())
+			_, err := s.OpenOptionalBlob(t.Context(), img.Component.Wasm)
+			wantError(t, err, errdefs.IsDataLoss, img.Component.Wasm.Digest.String())
+			if _, err := s.Get(t.Context(), ref); err != nil {
+				t.Errorf("Get of the image: got error %v, want the image", err)
+			}
+			pull(t, s, ref)
+			if got := readComponent(t, s, img.Component.Wasm); got != string(wasmOf("good")) {
+				t.Errorf("binary after another pull: got %q, want %q", got, wasmOf("good"))
+			}
+		})
+	}
+}
+
 func dirEntry(name string) entryOf {
 	return entryOf{Header: tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}}
 }

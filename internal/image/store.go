@@ -84,7 +84,7 @@ type Store struct {
 	boot      string      // boot ID of the kernel
 	verified  verified
 
-	// badBlobs holds digests of blobs, and badLayers holds chain IDs of layers. Verify found wrong content in these,
+	// badBlobs holds digests of blobs, and badLayers holds chain IDs of layers. Verify or OpenOptionalBlob found wrong content in these,
 	// and a pull fetches them again. The sets are separate, because the chain ID of the lowest layer can equal its
 	// blob's digest.
 	badBlobs, badLayers sync.Map

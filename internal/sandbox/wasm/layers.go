@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -130,6 +131,9 @@ func (c *cache) install(ctx context.Context, engine string, component source) (c
 	if code, key, err = c.layers.open(ctx, engine, component); err == nil {
 		err = c.keep(ctx, entry{Digest: component.Wasm.Digest.String(), Engine: engine, Key: key}, code)
 	}
+	if errdefs.IsDataLoss(err) {
+		err = &codelayer.Refusal{Reason: codelayer.ReasonDamaged, Detail: err.Error()}
+	}
 	if ctx.Err() == nil {
 		c.layers.record(ctx, component, err)
 	}
@@ -152,7 +156,7 @@ func (l *layers) open(ctx context.Context, engine string, component source) (_ *
 	if err != nil {
 		return nil, "", err
 	}
-	in, err := component.images.OpenBlob(ctx, component.Code) // compares it with its digest
+	in, err := component.images.OpenOptionalBlob(ctx, component.Code) // compares it with its digest
 	if err != nil {
 		return nil, "", err
 	}

@@ -58,6 +58,7 @@ type shipped struct {
 	features        []string
 	code            string
 	layer, envelope func([]byte) []byte // change what the registry has
+	damaged         bool                // the layer, on this node's disk
 }
 
 // ship stores an image of a component with compiled code, as a pull does. The words "invalid" make a compiler fail, so code
@@ -95,7 +96,11 @@ func (r *rig) ship(s shipped) (imageID string) {
 	if envelope != nil {
 		signature = r.blob(envelope)
 	}
-	id := r.shelf.putShipped(r.TB, s.words, s.ref, nil, r.blob(layer), signature)
+	code := r.blob(layer)
+	if s.damaged {
+		r.must(os.WriteFile(filepath.Join(r.shelf.dir, code.Digest.Encoded()), []byte("damaged"), 0o644))
+	}
+	id := r.shelf.putShipped(r.TB, s.words, s.ref, nil, code, signature)
 	r.shelf.announce()
 	return id
 }
@@ -186,6 +191,7 @@ func TestRefusedCodeIsCompiledHere(t *testing.T) {
 		"swapped component": {shipped{component: "another component"}, codelayer.ReasonComponent},
 		"wrong processor":   {shipped{features: []string{"none-has-this"}}, codelayer.ReasonCPU},
 		"truncated code":    {shipped{layer: func(b []byte) []byte { return b[:len(b)-1] }}, codelayer.ReasonDamaged},
+		"damaged on disk":   {shipped{damaged: true}, codelayer.ReasonDamaged},
 		"no policy":         {shipped{ref: "registry.example/demonstration/app:1"}, codelayer.ReasonPolicy},
 		"other registry":    {shipped{ref: "registry.example.org/demo/app:1"}, codelayer.ReasonPolicy},
 		"no signature":      {shipped{envelope: func([]byte) []byte { return nil }}, codelayer.ReasonSignature},

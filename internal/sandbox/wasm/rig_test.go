@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -150,6 +151,14 @@ func (s *shelf) OpenBlob(_ context.Context, desc ocispec.Descriptor) (*os.File, 
 	s.opened++
 	s.mu.Unlock()
 	return os.Open(filepath.Join(s.dir, desc.Digest.Encoded()))
+}
+
+func (s *shelf) OpenOptionalBlob(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
+	raw, err := os.ReadFile(filepath.Join(s.dir, desc.Digest.Encoded()))
+	if err != nil || digest.FromBytes(raw) != desc.Digest {
+		return nil, errors.Join(err, fmt.Errorf("blob %s: %w", desc.Digest, errdefs.ErrDataLoss))
+	}
+	return s.OpenBlob(ctx, desc)
 }
 
 // ports is a network that opens all sockets on loopback, at a port that the kernel chooses.

@@ -54,6 +54,8 @@ type Artifact struct {
 type Blobs interface {
 	// OpenBlob opens a blob for reading, after checking it against its digest.
 	OpenBlob(ctx context.Context, desc ocispec.Descriptor) (*os.File, error)
+	// OpenOptionalBlob is like OpenBlob, but a damaged blob is no reason to drop the image.
+	OpenOptionalBlob(ctx context.Context, desc ocispec.Descriptor) (*os.File, error)
 }
 
 // Open returns the component in an image. It returns errdefs.ErrNotFound if the image is unknown, and
@@ -109,7 +111,7 @@ func (a *Artifact) OpenWasm(ctx context.Context, blobs Blobs) (*os.File, error) 
 // the image has neither. It does not validate the set.
 func (a *Artifact) Descriptors(ctx context.Context, blobs Blobs) ([]byte, error) {
 	if a.DescriptorSet.Digest != "" {
-		return readBlob(ctx, blobs, a.DescriptorSet)
+		return readBlob(ctx, blobs.OpenBlob, a.DescriptorSet)
 	}
 	f, err := a.OpenWasm(ctx, blobs)
 	if err != nil {
@@ -128,16 +130,16 @@ func (a *Artifact) Metadata(ctx context.Context, blobs Blobs) ([]byte, error) {
 	if a.MetadataLayer.Digest == "" {
 		return nil, nil
 	}
-	return readBlob(ctx, blobs, a.MetadataLayer)
+	return readBlob(ctx, blobs.OpenBlob, a.MetadataLayer)
 }
 
 // ReadEnvelope returns the signature of the layer with compiled code.
 func (a *Artifact) ReadEnvelope(ctx context.Context, blobs Blobs) ([]byte, error) {
-	return readBlob(ctx, blobs, a.Envelope)
+	return readBlob(ctx, blobs.OpenOptionalBlob, a.Envelope)
 }
 
-func readBlob(ctx context.Context, blobs Blobs, desc ocispec.Descriptor) ([]byte, error) {
-	f, err := blobs.OpenBlob(ctx, desc)
+func readBlob(ctx context.Context, open func(context.Context, ocispec.Descriptor) (*os.File, error), desc ocispec.Descriptor) ([]byte, error) {
+	f, err := open(ctx, desc)
 	if err != nil {
 		return nil, err
 	}
