@@ -254,6 +254,44 @@ func TestFollowAcrossRotation(t *testing.T) {
 	out.waitFor(t, want+"last words\n")
 }
 
+// TestFollowUntilTheWriterSwitches checks that a follower gets what is written to the renamed file after the next file
+// exists: the kubelet's rotation creates the file first, and the writer switches to it later.
+func TestFollowUntilTheWriterSwitches(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	w := crilog.NewWriter(openLog(t, path), 0)
+	defer w.Close()
+	s, out, ended := w.Stream(crilog.Stdout), newExpecting(), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		done <- stream.ReadLogs(t.Context(), path, stream.LogOptions{Follow: true, Ended: ended}, out, nil)
+	}()
+	want := ""
+	say := func(format string, args ...any) {
+		fmt.Fprintf(s, format, args...)
+		want += fmt.Sprintf(format, args...)
+	}
+	say("before\n")
+	for i := range 30 {
+		out.waitFor(t, want)
+		if err := os.Rename(path, fmt.Sprintf("%s.%d", path, i)); err != nil {
+			t.Fatal(err)
+		}
+		next := openLog(t, path)
+		for range i {
+			say("into the renamed file %d\n", i)
+		}
+		if err := w.Replace(next); err != nil {
+			t.Fatal(err)
+		}
+		say("into the next file %d\n", i)
+	}
+	close(ended)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	out.waitFor(t, want)
+}
+
 // TestFollowHalfAnEntry checks that a follower waits for the rest of an entry, handles truncation, and ends with its
 // context.
 func TestFollowHalfAnEntry(t *testing.T) {

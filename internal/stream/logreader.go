@@ -56,7 +56,12 @@ func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr 
 	if err := r.open(); err != nil {
 		return err
 	}
-	defer func() { r.file.Close() }()
+	defer func() {
+		r.file.Close()
+		if r.next != nil {
+			r.next.Close()
+		}
+	}()
 	if opts.TailSet {
 		if err := seekTail(r.file, opts.Tail); err != nil {
 			return fmt.Errorf("tail of %s: %w", path, err)
@@ -80,6 +85,7 @@ type logReader struct {
 	watcher *fsnotify.Watcher
 
 	file  *os.File
+	next  *os.File // the file that follows after a rotation; nil until it exists
 	buf   *bufio.Reader
 	line  []byte // an incomplete entry, at most readSize bytes
 	long  *entry // an entry longer than readSize, partly written
@@ -187,31 +193,42 @@ func (r *logReader) waitForMore(ctx context.Context) (bool, error) {
 	}
 }
 
-// rotate switches to the file that is now at the path, if the previous file has been read to its end. It reports
-// whether there is more to read.
+// rotate switches to the file that has replaced the current one at the path, once the current file has been read to its
+// end and nothing more can be written to it. It reports whether there is more to read.
+//
+// A writer changes files between two entries, after it has created the next file. So the current file can grow until
+// the next one has content, and its size must be read after the next file's: what is appended between the two reads
+// would be lost otherwise.
 func (r *logReader) rotate() (bool, error) {
-	old, err := r.file.Stat()
+	if err := r.openNext(); err != nil {
+		return false, err
+	}
+	complete := r.next != nil && r.ended
+	if r.next != nil && !complete {
+		next, err := r.next.Stat()
+		if err != nil {
+			return false, err
+		}
+		complete = next.Size() > 0
+	}
+	now, err := r.file.Stat()
 	if err != nil {
 		return false, err
 	}
 	at, err := r.file.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return false, err
-	}
-	now, err := os.Stat(r.path)
 	switch {
-	case old.Size() > at:
-		return true, nil
-	case errors.Is(err, os.ErrNotExist):
-		return false, nil // renamed and not yet replaced
 	case err != nil:
 		return false, err
-	case !os.SameFile(old, now):
+	case now.Size() > at:
+		return true, nil
+	case complete:
 		if err := r.flush(); err != nil {
 			return false, err
 		}
 		r.file.Close()
-		return true, r.open()
+		r.file, r.next = r.next, nil
+		r.buf.Reset(r.file)
+		return true, nil
 	case now.Size() < at: // truncated in place
 		r.line, r.long = nil, nil
 		_, err := r.file.Seek(0, io.SeekStart)
@@ -219,6 +236,26 @@ func (r *logReader) rotate() (bool, error) {
 		return true, err
 	}
 	return false, nil
+}
+
+// openNext opens the file at the path as the next one, if it is not the current file. The next file stays open, because
+// a further rotation can move it away before the current file is complete.
+func (r *logReader) openNext() error {
+	if r.next != nil {
+		return nil
+	}
+	old, err := r.file.Stat()
+	if err != nil {
+		return err
+	}
+	now, err := os.Stat(r.path)
+	if err == nil && !os.SameFile(old, now) {
+		r.next, err = os.Open(r.path)
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // renamed and not yet replaced
+	}
+	return err
 }
 
 // flush writes a last entry that lacks its newline. If the entry is invalid, a crash has truncated it, and flush drops
