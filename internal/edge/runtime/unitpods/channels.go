@@ -160,11 +160,13 @@ func (r *Runtime) Send(_ context.Context, message channel.Message) error {
 	if err != nil {
 		return err
 	}
+	// A worker gives a message to the channel that has the number now. So a message is sent only on the connection on
+	// which the worker has opened the channel.
 	m.mu.Lock()
-	conn := m.conn
+	conn, open := m.conn, m.open[message.Arg]
 	m.mu.Unlock()
-	if conn == nil {
-		return fmt.Errorf("module %s has no open channels: %w", m.uuid, errdefs.ErrFailedPrecondition)
+	if conn == nil || !open {
+		return fmt.Errorf("module %s has not opened channel %d: %w", m.uuid, message.Arg, errdefs.ErrFailedPrecondition)
 	}
 	message.Module = 0
 	if err := conn.Write(message); errdefs.IsInvalidArgument(err) {

@@ -18,6 +18,21 @@ func open(fd int, topic string) channel.Message {
 	return channel.Message{Header: channel.Header{Control: true, Arg: channel.OpenChannel}, Payload: channel.Open{FD: fd, Flags: channel.Read | channel.Write, Topic: topic}.Append(nil)}
 }
 
+// passesIn checks that a message to a channel of a module reaches its worker.
+func (r *rig) passesIn(w *channel.Conn, index, fd int) {
+	r.Helper()
+	sent := make(chan error, 1)
+	go func() {
+		sent <- r.Send(r.Context(), channel.Message{Header: channel.Header{Module: index, Arg: fd}, Payload: []byte("in")})
+	}()
+	m, err := w.Read()
+	r.must(err)
+	r.must(<-sent)
+	if m.Control || m.Module != 0 || m.Arg != fd || string(m.Payload) != "in" {
+		r.Errorf("the worker got %+v", m)
+	}
+}
+
 // TestChannelsBothWays: messages from the worker get the module's index, in order, and messages to the module reach the
 // worker.
 func TestChannelsBothWays(t *testing.T) {
@@ -35,16 +50,7 @@ func TestChannelsBothWays(t *testing.T) {
 	if m := r.receive(); m.Control || m.Module != 9 || m.Arg != 200 || string(m.Payload) != "out" {
 		t.Errorf("received %+v, want the payload %q", m, "out")
 	}
-	sent := make(chan error, 1)
-	go func() {
-		sent <- r.Send(t.Context(), channel.Message{Header: channel.Header{Module: 9, Arg: 200}, Payload: []byte("in")})
-	}()
-	m, err := w.Read()
-	r.must(err)
-	r.must(<-sent)
-	if m.Control || m.Module != 0 || m.Arg != 200 || string(m.Payload) != "in" {
-		t.Errorf("the worker got %+v", m)
-	}
+	r.passesIn(w, 9, 200)
 	// The last message comes before the end.
 	r.must(w.Write(channel.Message{Header: channel.Header{Arg: 200}, Payload: []byte("last")}))
 	r.guests.Exit(p.ID, 0)
@@ -55,7 +61,7 @@ func TestChannelsBothWays(t *testing.T) {
 }
 
 // TestChannelsConnectAnew: when the connection breaks, the channels are reported as closed, and the worker opens them
-// on the next connection.
+// on the next connection. Until then nothing is sent to them.
 func TestChannelsConnectAnew(t *testing.T) {
 	r := newRig(t)
 	r.create(1, uuid, withChannel)
@@ -70,10 +76,18 @@ func TestChannelsConnectAnew(t *testing.T) {
 		t.Errorf("received %+v, want a message of type CloseChannel", m)
 	}
 	w = r.worker()
+	r.must(w.Write(open(4, "app/c")))
+	if m := r.receive(); m.Arg != channel.OpenChannel || m.Module != 1 {
+		t.Errorf("received %+v, want a message of type OpenChannel", m)
+	}
+	if err := r.Send(t.Context(), channel.Message{Header: channel.Header{Module: 1, Arg: 3}}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("Send to a channel of the previous connection: %v, want ErrFailedPrecondition", err)
+	}
 	r.must(w.Write(open(3, "app/c")))
 	if m := r.receive(); m.Arg != channel.OpenChannel || m.Module != 1 {
 		t.Errorf("received %+v, want a message of type OpenChannel", m)
 	}
+	r.passesIn(w, 1, 3)
 }
 
 // TestBadFramesOfAWorker: messages that a worker must not send are dropped, and an oversized frame ends only that
