@@ -22,7 +22,8 @@ func (r *rig) loadFile(file string) string {
 	return code.Digest
 }
 
-// channels opens the daemon's connection to a pod's channels. next skips control frames and returns the next message.
+// channels opens the daemon's connection to a pod's channels, and waits until the pod has opened its channel 0 on it:
+// what is written earlier reaches nobody. next skips control frames and returns the next message.
 func (p *pod) channels(c *workerapi.Client) (conn *channel.Conn, next func() string) {
 	p.rig.t.Helper()
 	raw, err := c.Channels(p.rig.t.Context(), p.ID)
@@ -30,6 +31,12 @@ func (p *pod) channels(c *workerapi.Client) (conn *channel.Conn, next func() str
 	p.rig.t.Cleanup(func() { raw.Close() })
 	require.NoError(p.rig.t, raw.SetDeadline(time.Now().Add(time.Minute)))
 	conn = channel.NewConn(raw, channel.ConnOptions{})
+	m, err := conn.Read()
+	require.NoError(p.rig.t, err)
+	require.True(p.rig.t, m.Control && m.Arg == channel.OpenChannel, "the first frame is %+v, want one that opens a channel", m)
+	o, err := channel.ParseOpen(m.Payload)
+	require.NoError(p.rig.t, err)
+	require.Zero(p.rig.t, o.FD)
 	return conn, func() string {
 		for {
 			m, err := conn.Read()
