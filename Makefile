@@ -23,9 +23,7 @@ BUILDFLAGS  ?=
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 
 # Unit tests and the backends' suites, all inside testns, because some make namespaces as root.
-UNIT        := ./cmd/... ./hack/observe ./internal/... ./test/sandboxtest/... ./test/edgetest/...
-# Tests with real daemons, one package at a time: two cores are too few for the deadlines of two nodes.
-DAEMON      := $(patsubst %,./%/...,$(wildcard test/e2e test/crash))
+UNIT        := ./cmd/... ./hack/observe ./hack/testreport ./internal/... ./test/sandboxtest/... ./test/edgetest/...
 GOTEST      := go test -count=1 -timeout 40m
 FUZZTIME    ?= 20s
 
@@ -66,18 +64,29 @@ down: ## stop it and clean up
 	@hack/run.sh down
 
 .PHONY: test
-test: setup build lint test-unit test-daemon test-smoke ## run what every change must pass: lint, unit, backend, end-to-end and crash tests
+test: ## run what every change must pass: lint, unit, backend, end-to-end and crash tests
+	@hack/test.sh setup build lint test-unit test-daemon test-smoke
 
 .PHONY: test-unit
-test-unit: images ## run the unit tests with the race detector, and check the import rules
-	CGO_ENABLED=1 hack/testns.sh -strict go test -tags failpoints -race -timeout 15m $(UNIT)
-	$(GOTEST) ./test/deps/... ./test/harness/...
-	$(GOTEST) -run TestNoAllocations ./internal/component/protowit
-	cd sdk/go && CGO_ENABLED=1 $(GOTEST) -race ./...
+test-unit: images build/tools/gotestsum ## run the unit tests with the race detector, and check the import rules
+	@code=0; \
+	CGO_ENABLED=1 hack/testns.sh -strict hack/gotest.sh $@.race '$(UNIT)' -tags failpoints -race -vet=off -timeout 15m || code=1; \
+	hack/gotest.sh $@.rules './test/deps/... ./test/harness/...' -vet=off -count=1 || code=1; \
+	hack/gotest.sh $@.allocations ./internal/component/protowit -vet=off -run TestNoAllocations || code=1; \
+	(cd sdk/go && CGO_ENABLED=1 ../../hack/gotest.sh $@.sdk ./... -vet=off -race) || code=1; \
+	exit $$code
 
+# One package at a time: two cores are too few for the deadlines of two nodes. Crash tests are never run again.
 .PHONY: test-daemon
-test-daemon: build images ## run the end-to-end and crash tests against real daemons
-	TRIPOD_TEST_WORLDS=3 $(GOTEST) -p 1 $(DAEMON)
+test-daemon: build images build/tools/gotestsum ## run the end-to-end and crash tests against real daemons
+	@export TRIPOD_TEST_WORLDS=3; code=0; \
+	hack/gotest.sh $@.e2e ./test/e2e/... -vet=off -count=1 -p 1 -timeout 40m || code=1; \
+	GOTESTSUM=--rerun-fails=0 hack/gotest.sh $@.crash ./test/crash/... -vet=off -count=1 -timeout 40m || code=1; \
+	exit $$code
+
+.PHONY: flaky
+flaky: build images build/tools/gotestsum ## run the unit tests of PKG (all) N times (50) beside busy loops, and list those that are not always green
+	@hack/flaky.sh '$(or $(N),50)' '$(or $(PKG),$(UNIT))' $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test-all
 test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, a real kubelet with its node specs, soak, short fuzzing, a real Debian
@@ -133,8 +142,8 @@ test-kubelet: build images kube ## test pods of each kind with a real kubelet, i
 
 # The part of test-kubelet in `make test`. If Kubernetes is not built, it is skipped with a message, because the build takes long.
 .PHONY: test-smoke
-test-smoke: build images
-	@if hack/kube.sh check >/dev/null; then $(GOTEST) -parallel 3 -v -run '^TestSmoke$$' ./test/kubelet; else \
+test-smoke: build images build/tools/gotestsum
+	@if hack/kube.sh check >/dev/null; then hack/gotest.sh $@ ./test/kubelet -vet=off -count=1 -parallel 3 -run '^TestSmoke$$'; else \
 	  echo 'make test: WITHOUT the smoke test of a real kubelet; make test-kubelet builds what is missing'; fi
 
 .PHONY: test-e2e-node
@@ -183,7 +192,7 @@ lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lin
 	@dead=$$(export CGO_ENABLED=1; build/tools/deadcode -test -tags failpoints ./... && build/tools/deadcode ./cmd/...) && \
 	  { ! grep -vEf <(sed '/^#/d; /^$$/d' hack/deadcode.allow) <<<"$$dead" || { echo 'remove these functions, or move them to the tests' >&2; exit 1; }; }
 	go mod tidy -diff
-	@test -z "$$(gofmt -l cmd examples hack internal sdk test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
+	@files=$$(gofmt -l cmd examples hack internal sdk test); [ -z "$$files" ] || { printf 'run gofmt -w on these files:\n%s\n' "$$files" >&2; exit 1; }
 	@go test ./test/prose
 	@for f in hack/*.sh hack/images/*.sh examples/*/build.sh .ci/run; do bash -n "$$f"; done
 
@@ -191,9 +200,9 @@ lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lin
 MODULES := sdk/go examples/wasm/greeter-go test/guests
 
 # Pinned in a separate module, to keep their 200 dependencies out of the product's. Takes about a minute, once.
-LINTERS := github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/tools/cmd/deadcode
-build/tools/golangci-lint build/tools/deadcode: hack/tools/go.mod hack/tools/go.sum
-	go build -C hack/tools -o $(CURDIR)/$@ $(filter %/$(notdir $@),$(LINTERS))
+TOOLS := github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/tools/cmd/deadcode gotest.tools/gotestsum
+build/tools/golangci-lint build/tools/deadcode build/tools/gotestsum: hack/tools/go.mod hack/tools/go.sum
+	go build -C hack/tools -o $(CURDIR)/$@ $(filter %/$(notdir $@),$(TOOLS))
 	@touch $@
 
 .PHONY: images
