@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // realCgroup creates a cgroup with a memory limit, in the host's hierarchies that this package reads. join moves a
@@ -23,7 +24,7 @@ func realCgroup(t testing.TB, limit int) (path string, join func(pid int), remov
 	if err != nil {
 		t.Fatal(err)
 	}
-	path = fmt.Sprintf("%s/tripod-stats-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid())
+	path = fmt.Sprintf("%s/tripod-stats-test-%d", testns.Cgroup(), os.Getpid())
 	controllers, limitFile := []string{"cpuacct", "memory", "pids"}, "memory.limit_in_bytes"
 	if v2 {
 		controllers, limitFile = []string{""}, "memory.max"

@@ -17,6 +17,9 @@ import (
 func TestSuite(t *testing.T) {
 	for _, runtime := range []string{"crun", "runc"} {
 		t.Run(runtime, func(t *testing.T) {
+			if runtime != "crun" {
+				needsFull(t)
+			}
 			d := harness.StartDaemon(t, harness.Set("linux.runtime", runtime))
 			image := d.Pull(t, harness.Busybox)
 			sandboxtest.Run(t, sandboxtest.Subject{
@@ -32,6 +35,15 @@ func TestSuite(t *testing.T) {
 				Restart:   func(testing.TB) { d.Kill(); d.Start() },
 			})
 		})
+	}
+}
+
+// needsFull skips a repetition of the state table, which takes most of a minute. `make test` has it once for each kind
+// of pod.
+func needsFull(t *testing.T) {
+	t.Helper()
+	if os.Getenv("TRIPOD_TEST_FULL") == "" {
+		t.Skip("make test has the state table once for each kind of pod: make test-all repeats it in each mode (TRIPOD_TEST_FULL=1)")
 	}
 }
 

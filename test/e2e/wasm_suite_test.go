@@ -18,6 +18,9 @@ const slowStart = "TRIPOD_FAILPOINTS=wasm.start-container.opened=delay(300ms)"
 func TestWasmSuite(t *testing.T) {
 	for _, mode := range []string{"node", "namespace", "pod"} {
 		t.Run(mode, func(t *testing.T) {
+			if mode != "node" {
+				needsFull(t)
+			}
 			d := harness.NewDaemon(t, harness.Wasm(t, mode))
 			d.Start(slowStart)
 			for _, image := range []string{harness.GreeterC, harness.CommandGo, harness.UnknownImportWasm} {
@@ -50,6 +53,7 @@ func component(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) {
 // TestSuiteOfComponentsInLinuxPods runs the suite of all backends with pods of the handler linux whose containers are
 // components, including kills of the daemon.
 func TestSuiteOfComponentsInLinuxPods(t *testing.T) {
+	needsFull(t)
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	for _, image := range []string{harness.CommandGo, harness.UnknownImportWasm} {
 		d.Pull(t, image)

@@ -52,7 +52,7 @@ func Enter(run func() int) {
 func Dir() string { return os.Getenv(testns.EnvDir) }
 
 // CgroupParent returns the cgroup path below which the tests may create cgroups. It is the same in every hierarchy.
-func CgroupParent() string { return os.Getenv(testns.EnvCgroup) }
+func CgroupParent() string { return testns.Cgroup() }
 
 // Root returns the root of the repository. It searches upward from the working directory, which is the directory of the
 // test's package.

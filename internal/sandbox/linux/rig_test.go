@@ -71,7 +71,7 @@ func newRig(tb testing.TB, runtime string) *rig {
 	r := &rig{tb: tb, images: newFakeImages(tb, filepath.Join(dir, "images")), wake: make(chan struct{})}
 	r.cfg = Config{
 		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Runtime: runtime,
-		CgroupParent: filepath.Join(os.Getenv(testns.EnvCgroup), filepath.Base(filepath.Dir(dir))),
+		CgroupParent: filepath.Join(testns.Cgroup(), filepath.Base(filepath.Dir(dir))),
 	}
 	r.log = slog.New(slog.NewTextHandler(testWriter{tb}, nil))
 	tb.Cleanup(func() { r.checkEmpty() })

@@ -27,6 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/test/harness/testns"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -386,7 +387,7 @@ type rig struct {
 
 func newRig(t testing.TB, change ...func(*settings)) *rig {
 	t.Helper()
-	parent := os.Getenv("TRIPOD_TEST_CGROUP")
+	parent := testns.Cgroup()
 	if parent == "" {
 		t.Fatal("run by hack/testns.sh: the tests make cgroups")
 	}

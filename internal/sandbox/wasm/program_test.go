@@ -30,6 +30,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dialer"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // The test binary is also a tripod-wasm without an engine, whose components are lists of words that control the guest.
@@ -81,7 +82,7 @@ func testMain(m *testing.M) int {
 
 // testCgroup is the parent of the workers' cgroups. It lies in the cgroup of the tests' namespaces (hack/testns.sh),
 // because another namespace can have a process with the same ID.
-var testCgroup = fmt.Sprintf("%s/tripod-wasm-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid())
+var testCgroup = fmt.Sprintf("%s/tripod-wasm-test-%d", testns.Cgroup(), os.Getpid())
 
 func removeTestCgroup() {
 	tree, err := cgroup.Open(cgroup.DriverCgroupfs, testCgroup)

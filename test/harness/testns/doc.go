@@ -5,8 +5,9 @@
 //
 //	supervisor (host)                     init (PID 1 of the new namespaces)            command
 //	────────────────────────────────────────────────────────────────────────────────────────────────────
-//	make TRIPOD_TEST_DIR, lock it
+//	make a directory, lock it
 //	clone(NEWNS NEWNET NEWPID NEWIPC NEWUTS) ──▶ / private, own /proc and /run,
+//	                                      the directory at TRIPOD_TEST_DIR,
 //	                                      no cgroup2 beside v1, / shared again,
 //	                                      lo up, forwarding on
 //	                                      start the command ──────────────────▶ runs
@@ -15,7 +16,7 @@
 //	                                      name the processes still running
 //	wait ◀─────────────────────────────── exit with the command's code
 //	                                      (the kernel kills the rest)
-//	remove TRIPOD_TEST_CGROUP in every hierarchy and TRIPOD_TEST_DIR
+//	remove TRIPOD_TEST_CGROUP in every hierarchy and the directory
 //
 // The kernel removes processes with the PID namespace, mounts with the mount namespace, and links and rules with the
 // network namespace, even if the supervisor is killed. The supervisor removes directories and cgroups. If the

@@ -25,6 +25,7 @@ func initMain(argv []string, strict bool) int {
 		return fail(err)
 	}
 	os.Unsetenv(envInit)
+	os.Unsetenv(envSource)
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "testns: %v\n", err)
@@ -123,6 +124,9 @@ func setupMounts() error {
 			return unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 		}, false},
 		{"unmount the world", detachWorld, os.Getenv(envInit) != nested},
+		{"mount " + mountPoint, func() error {
+			return unix.Mount(os.Getenv(envSource), mountPoint, "", unix.MS_BIND, "")
+		}, os.Getenv(envInit) == nested},
 		{"mount /run", func() error {
 			return unix.Mount("tripod-test", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
 		}, false},

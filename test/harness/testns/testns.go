@@ -17,15 +17,21 @@ import (
 
 // Environment variables of a command in a world.
 const (
-	// EnvDir contains the path of the run's own directory, which is on a disk. The directory is removed afterwards.
+	// EnvDir contains the path of the run's own directory, which is on a disk. The directory is removed afterwards. The
+	// path is the same in each world, because Go's test cache compares the variables and the paths that a test uses.
 	EnvDir = "TRIPOD_TEST_DIR"
 	// EnvCgroup contains the path of the run's cgroup, which is the same in every hierarchy. The cgroups are removed
 	// afterwards.
 	EnvCgroup = "TRIPOD_TEST_CGROUP"
 
-	// envInit is set in the process that becomes PID 1.
-	envInit = "TRIPOD_TESTNS_INIT"
-	prefix  = "tripod-test-"
+	// envInit is set in the process that becomes PID 1, and envSource to the directory that it mounts at mountPoint.
+	envInit   = "TRIPOD_TESTNS_INIT"
+	envSource = "TRIPOD_TESTNS_DIR"
+	// mountPoint is where the run's directory is in its world. Outside, it is an empty directory.
+	mountPoint = "/var/tmp/tripod-test"
+	// cgroupFile has the run's cgroup, for Cgroup.
+	cgroupFile = "cgroup"
+	prefix     = "tripod-test-"
 	// grace is the time for the command to end after a signal.
 	grace = 15 * time.Second
 )
@@ -41,6 +47,19 @@ type Options struct {
 
 // Inside reports whether this process runs in a world.
 func Inside() bool { return os.Getenv(EnvDir) != "" }
+
+// Cgroup returns the path of the run's cgroup, as EnvCgroup has it, or "" outside of a world. Tests call it instead of
+// reading the variable, whose value differs from run to run, so that Go can cache their results.
+func Cgroup() string {
+	if !Inside() {
+		return ""
+	}
+	path, err := os.ReadFile(filepath.Join(os.Getenv(EnvDir), cgroupFile))
+	if err != nil {
+		panic(err) // newWorld has written it
+	}
+	return string(path)
+}
 
 // Reenter must be called first by every program that calls Run, because Run starts the same program as PID 1 of the
 // world. In other processes Reenter returns immediately.
@@ -95,7 +114,10 @@ func newWorld() (*world, error) {
 	if w.lock, err = lock(dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return w, makeTmp(dir)
+	if err := os.MkdirAll(mountPoint, 0o755); err != nil {
+		return nil, err
+	}
+	return w, errors.Join(makeTmp(dir), os.WriteFile(filepath.Join(dir, cgroupFile), []byte(w.cgroup), 0o644))
 }
 
 // makeTmp makes the world's directory for temporary files, with the mode of /tmp, so that programs of any user can
@@ -156,8 +178,8 @@ func (w *world) supervise(argv []string, o Options) (int, error) {
 	}
 	c := exec.Command("/proc/self/exe", argv...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
-	c.Env = append(os.Environ(), envInit+"="+mode, EnvDir+"="+w.dir, EnvCgroup+"="+w.cgroup,
-		"TMPDIR="+filepath.Join(w.dir, "tmp"))
+	c.Env = append(os.Environ(), envInit+"="+mode, envSource+"="+w.dir, EnvDir+"="+mountPoint, EnvCgroup+"="+w.cgroup,
+		"TMPDIR="+filepath.Join(mountPoint, "tmp"))
 	c.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Pdeathsig:  unix.SIGKILL,

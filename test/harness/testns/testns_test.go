@@ -36,6 +36,9 @@ func command(t *testing.T, mode, script string) (*exec.Cmd, *bytes.Buffer) {
 	return c, &stderr
 }
 
+// hostDir returns the path, outside of its world, of the directory of the run that has printed its cgroup.
+func hostDir(cgroup string) string { return filepath.Join(baseDir(), strings.TrimSpace(cgroup)) }
+
 // checkRemoved fails the test if anything of the run is left on the host.
 func checkRemoved(t *testing.T, dir string) {
 	t.Helper()
@@ -57,12 +60,17 @@ func checkRemoved(t *testing.T, dir string) {
 	if bytes.Contains(mounts, []byte(filepath.Base(dir))) {
 		t.Errorf("a mount of %s still exists", dir)
 	}
+	if !Inside() {
+		if left, err := os.ReadDir(mountPoint); err != nil || len(left) > 0 {
+			t.Errorf("outside of the worlds, %s has %d entries, %v", mountPoint, len(left), err)
+		}
+	}
 }
 
 func TestExitCodeAndCleanUp(t *testing.T) {
 	c, stderr := command(t, "lenient", `
 		set -e
-		echo $TRIPOD_TEST_DIR
+		echo $TRIPOD_TEST_CGROUP
 		for h in $(awk '$3 ~ /^cgroup/ {print $2}' /proc/mounts); do
 			mkdir -p $h$TRIPOD_TEST_CGROUP/a/b
 		done
@@ -79,7 +87,7 @@ func TestExitCodeAndCleanUp(t *testing.T) {
 	if !strings.Contains(stderr.String(), "sleep 1000") {
 		t.Errorf("stderr does not name the process that still runs: %s", stderr)
 	}
-	checkRemoved(t, strings.TrimSpace(string(out)))
+	checkRemoved(t, hostDir(string(out)))
 }
 
 func TestStrictFailsOnLeftovers(t *testing.T) {
@@ -97,6 +105,8 @@ func TestIsolation(t *testing.T) {
 		test "$(cat /proc/1/comm)" = exe -o "$(cat /proc/1/cmdline | tr '\0' ' ' | cut -c1-14)" = /proc/self/exe
 		test -d /sys/fs/cgroup
 		test -z "$(ls -A /run)"
+		test "$TRIPOD_TEST_DIR $TMPDIR" = "/var/tmp/tripod-test /var/tmp/tripod-test/tmp"
+		test "$(cat $TRIPOD_TEST_DIR/cgroup)" = "$TRIPOD_TEST_CGROUP"
 		test "$(findmnt -no PROPAGATION /)" = shared
 		test "$(findmnt -no FSTYPE /sys/fs/cgroup/unified || echo tmpfs)" = tmpfs
 		test "$(ls /sys/class/net/ >/dev/null; ip -o link | wc -l)" = 1
@@ -108,8 +118,8 @@ func TestIsolation(t *testing.T) {
 
 // TestSignal sends a signal to the supervisor. The command must receive it, and nothing may be left behind.
 func TestSignal(t *testing.T) {
-	c, stderr := command(t, "lenient", `trap 'exit 42' TERM; echo $TRIPOD_TEST_DIR; sleep 1000 & wait`)
-	dir := startAndReadLine(t, c)
+	c, stderr := command(t, "lenient", `trap 'exit 42' TERM; echo $TRIPOD_TEST_CGROUP; sleep 1000 & wait`)
+	dir := hostDir(startAndReadLine(t, c))
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -125,8 +135,8 @@ func TestKilledSupervisor(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	c, _ := command(t, "lenient", `
 		for h in $(awk '$3 ~ /^cgroup/ {print $2}' /proc/mounts); do mkdir -p $h$TRIPOD_TEST_CGROUP; done
-		echo $TRIPOD_TEST_DIR; sleep 1000`)
-	dir := startAndReadLine(t, c)
+		echo $TRIPOD_TEST_CGROUP; sleep 1000`)
+	dir := hostDir(startAndReadLine(t, c))
 	if err := c.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +165,7 @@ func startAndReadLine(t *testing.T, c *exec.Cmd) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.TrimSpace(line)
+	return line
 }
 
 // TestNested checks that nested namespaces have their own processes, mounts, network and name, and that Kill ends them.

@@ -24,6 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	backend "github.com/tripod-run/tripod/internal/sandbox/wasm"
 	"github.com/tripod-run/tripod/test/fake"
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // testGuests are binaries that do what their first argument says; their sources are beside them.
@@ -113,7 +114,7 @@ func (w *whole) open() {
 	w.must(err)
 	w.backend, err = backend.Open(ctx, backend.Config{
 		Root: filepath.Join(w.dir, "wasm"), RunDir: filepath.Join(w.dir, "run"), Program: w.program, UID: 65529, GID: 65529, CgroupDriver: "cgroupfs",
-		CgroupParent: fmt.Sprintf("%s/tripod-edge-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid()), LabelPrefix: "vimana.host/",
+		CgroupParent: fmt.Sprintf("%s/tripod-edge-test-%d", testns.Cgroup(), os.Getpid()), LabelPrefix: "vimana.host/",
 	}, backend.Services{Images: backend.Images{Store: w.images}, Network: noPorts{}, Logger: w.config.Logger})
 	w.must(err)
 	w.store, err = store.Open(filepath.Join(w.dir, "node.db"))

@@ -203,7 +203,7 @@ func run(t *testing.T, runtime, dir, socket string) (string, error) {
 		},
 		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}, {Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid"}}},
 		Linux: &specs.Linux{
-			CgroupsPath: filepath.Join("/", os.Getenv(testns.EnvCgroup), id),
+			CgroupsPath: filepath.Join("/", testns.Cgroup(), id),
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace}},
 		},
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // These tests run specifications with the real OCI runtimes. The program in the container is testdata/probe, which
@@ -130,7 +132,7 @@ func realInput(t *testing.T, actions ...string) Input {
 	c.Mounts = []*runtimeapi.Mount{{HostPath: probeBinary(t), ContainerPath: probeProgram, Readonly: true}}
 	c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	in.Container.ID = fmt.Sprintf("tripod-spec-test-%d-%s", os.Getpid(), strings.ReplaceAll(t.Name(), "/", "-"))
-	in.CgroupsPath = filepath.Join("/", os.Getenv("TRIPOD_TEST_CGROUP"), in.Container.ID)
+	in.CgroupsPath = filepath.Join("/", testns.Cgroup(), in.Container.ID)
 	return in
 }
 

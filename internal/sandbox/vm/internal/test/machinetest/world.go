@@ -82,7 +82,7 @@ func repository() (string, error) {
 // Cgroups opens the cgroup hierarchies of the test's namespaces.
 func Cgroups(t testing.TB) cgroup.Tree {
 	t.Helper()
-	tree, err := cgroup.Open(cgroup.DriverCgroupfs, os.Getenv(testns.EnvCgroup))
+	tree, err := cgroup.Open(cgroup.DriverCgroupfs, testns.Cgroup())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,51 @@
+#!/bin/bash
+# unit.sh [machines]: the unit tests for make, in worlds of their own (hack/testns.sh); with "machines", the tests that boot
+# machines.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unit=(./cmd/... ./hack/observe ./hack/testreport ./internal/... ./test/sandboxtest/... ./test/edgetest/...)
+
+# The result of these depends on programs that are installed on the host, such as QEMU, crun, iptables, mosquitto,
+# redis-server, skopeo and compilers, which Go's test cache does not see. CI runs them always.
+outside=(./cmd/... ./internal/cli/... ./internal/component/... ./internal/edge/... ./internal/image/... ./internal/network/...
+  ./internal/sandbox/... ./internal/stats/... ./test/edgetest/...)
+
+# In these packages, these tests boot machines in emulation, which takes minutes. The race detector would see nothing of it
+# but the driver's calls, so they run without it; make test-all (TRIPOD_TEST_FULL) runs them with it, too.
+machines=(./internal/sandbox/vm/internal/libvirt ./internal/sandbox/vm/internal/qemu ./internal/sandbox/vm/internal/tap
+  ./internal/sandbox/vm/internal/agent)
+boots='^(TestDriver|TestRealGuest|TestGuestTakesThePodsPlace|TestLibvirtdIsAway|TestLibvirtdHangs)$'
+
+count=()
+[ -z "${CI-}" ] || count=(-count=1)
+code=0
+
+# packages PATTERN...: the packages in one word
+packages() { go list "$@" | tr '\n' ' '; }
+# without SET PATTERN...: SET without the packages that match
+without() { comm -23 <(tr ' ' '\n' <<<"$1" | sort -u) <(go list "${@:2}" | sort -u) | tr '\n' ' '; }
+# world STEP.PART PACKAGES FLAG...
+world() { hack/testns.sh -strict hack/gotest.sh "$1" "$2" -tags failpoints -vet=off -timeout 15m "${@:3}" || code=1; }
+export CGO_ENABLED=1 # for the Wasm engine and the race detector
+
+case ${1-} in
+  '')
+    all=$(packages "${unit[@]}") field=$(packages "${outside[@]}")
+    world test-unit.pure "$(without "$all" "${outside[@]}")" -race
+    world test-unit.outside "$(without "$field" "${machines[@]}")" -race "${count[@]}"
+    world test-unit.machines "$(packages "${machines[@]}")" -race -skip "$boots" "${count[@]}"
+    hack/gotest.sh test-unit.rules './test/deps/... ./test/harness/...' -vet=off "${count[@]}" || code=1
+    hack/gotest.sh test-unit.allocations ./internal/component/protowit -vet=off -run TestNoAllocations || code=1
+    (cd sdk/go && ../../hack/gotest.sh test-unit.sdk ./... -vet=off -race "${count[@]}") || code=1
+    ;;
+  machines)
+    race=()
+    [ -z "${TRIPOD_TEST_FULL-}" ] || race=(-race)
+    world test-machines "$(packages "${machines[@]}")" -run "$boots" "${race[@]}" "${count[@]}"
+    ;;
+  *)
+    echo "usage: hack/unit.sh [machines]" >&2
+    exit 2
+    ;;
+esac
+exit "$code"
