@@ -34,7 +34,7 @@ case ${1-} in
     world test-unit.pure "$(without "$all" "${outside[@]}")" -race
     world test-unit.outside "$(without "$field" "${machines[@]}")" -race "${count[@]}"
     world test-unit.machines "$(packages "${machines[@]}")" -race -skip "$boots" "${count[@]}"
-    hack/gotest.sh test-unit.rules './test/deps/... ./test/harness/...' -vet=off "${count[@]}" || code=1
+    hack/gotest.sh test-unit.rules './test/deps/... ./test/guestbuild ./test/harness/...' -vet=off "${count[@]}" || code=1
     hack/gotest.sh test-unit.allocations ./internal/component/protowit -vet=off -run TestNoAllocations || code=1
     (cd sdk/go && ../../hack/gotest.sh test-unit.sdk ./... -vet=off -race "${count[@]}") || code=1
     ;;

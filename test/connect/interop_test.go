@@ -16,17 +16,20 @@ import (
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/test/guestbuild"
 	"github.com/tripod-run/tripod/test/harness"
 )
 
 // caseTime limits one case, which takes milliseconds on an idle machine, or a few seconds.
 const caseTime = 2 * time.Minute
 
+// guestModule returns the directory of the module with the servers and the client.
+func guestModule() string { return filepath.Join(harness.Root(), "test/guests") }
+
 // TestInterop runs the cases of the public gRPC interop tests against a Go server, with a fresh instance for each call and
 // with instances that are reused.
 func TestInterop(t *testing.T) {
-	client := filepath.Join(t.TempDir(), "interopclient")
-	output(t, "test/guests", "go", "build", "-o", client, "./interopclient")
+	client := guestbuild.Native(t, guestModule(), "./interopclient")
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	image := push(t, "tripod/wasm/interop-go:1", "test/guests/interop")
 	for _, reuse := range []string{"false", "true"} {
@@ -53,10 +56,8 @@ func TestInterop(t *testing.T) {
 
 // TestInteropFromGuest runs the cases in a Go guest, which calls a grpc-go server.
 func TestInteropFromGuest(t *testing.T) {
-	dir := t.TempDir()
-	client, server := filepath.Join(dir, "interopclient"), filepath.Join(dir, "interop")
-	output(t, "test/guests", "go", "build", "-o", client, "./interopclient")
-	output(t, "test/guests", "go", "build", "-o", server, "./interop") // natively it is a grpc-go server
+	client := guestbuild.Native(t, guestModule(), "./interopclient")
+	server := guestbuild.Native(t, guestModule(), "./interop") // natively it is a grpc-go server
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	c := d.RunWasm(t, &harness.PodSpec{Image: push(t, "tripod/wasm/interopcaller-go:1", "test/guests/interopcaller")})
 	address := net.JoinHostPort(harness.NodeAddress(t, c.Pod.IP()), "50051")

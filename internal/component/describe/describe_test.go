@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/test/guestbuild"
 )
 
 const sdk = "../../../sdk/go"
@@ -45,12 +46,7 @@ func buildWith(t *testing.T, declarations, main string) []byte {
 			t.Fatal(err)
 		}
 	}
-	c := exec.CommandContext(t.Context(), "go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", "guest.wasm", ".")
-	c.Dir, c.Env = dir, append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	wasm, err := os.ReadFile(filepath.Join(dir, "guest.wasm"))
+	wasm, err := os.ReadFile(guestbuild.Wasm(t, dir, "."))
 	if err != nil {
 		t.Fatal(err)
 	}

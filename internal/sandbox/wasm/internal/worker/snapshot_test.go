@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/test/guestbuild"
 )
 
 // snapshotServer starts a pod with the guest testdata/snapshot.c, whose initialization does what the argument says.
@@ -273,11 +273,7 @@ func TestReuseIsBounded(t *testing.T) {
 // BenchmarkSnapshot measures a unary call of a server in Go without the network: with a fresh instance that is
 // initialized, with one that begins from the pod's snapshot, and with one that is reused.
 func BenchmarkSnapshot(b *testing.B) {
-	wasm := filepath.Join(b.TempDir(), "greeter.wasm")
-	c := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", wasm, ".")
-	c.Dir, c.Env = examples+"greeter-go", append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
-	out, err := c.CombinedOutput()
-	require.NoError(b, err, string(out))
+	wasm := guestbuild.Wasm(b, examples+"greeter-go", ".")
 	s := newServingOn(b, channelEngine(), wasm, examples+"greeter/greeter.proto", workerapi.PodSpec{})
 	method := s.methodOf(b, "/greet.v1.Greeter/SayHello")
 	for _, limits := range []workerapi.Limits{{Snapshot: workerapi.SnapshotNever}, {}, {Reuse: true}} {
