@@ -67,6 +67,10 @@ down: ## stop it and clean up
 test: ## run what every change must pass: lint, unit, backend, end-to-end and crash tests
 	@hack/test.sh setup build lint test-unit test-machines test-daemon test-smoke
 
+.PHONY: quick
+quick: build/tools/golangci-lint ## check what a commit could break, in minutes: vet, lint, unit and end-to-end tests of what depends on the files changed since BASE
+	@go run ./hack/quick -base '$(BASE)' -unit "$$(hack/unit.sh packages)"
+
 .PHONY: test-unit test-machines
 test-unit: build images build/tools/gotestsum ## run the unit tests with the race detector, and check the import rules
 	@hack/unit.sh

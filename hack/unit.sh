@@ -1,9 +1,9 @@
 #!/bin/bash
-# unit.sh [machines]: the unit tests for make, in worlds of their own (hack/testns.sh); with "machines", the tests that boot
-# machines.
+# unit.sh [machines | packages]: the unit tests for make, in worlds of their own (hack/testns.sh); with "machines", the tests
+# that boot machines; with "packages", print the packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unit=(./cmd/... ./hack/observe ./hack/testreport ./internal/... ./test/sandboxtest/... ./test/edgetest/...)
+unit=(./cmd/... ./hack/observe ./hack/quick ./hack/testreport ./internal/... ./test/sandboxtest/... ./test/edgetest/...)
 
 # The result of these depends on programs that are installed on the host, such as QEMU, crun, iptables, mosquitto,
 # redis-server, skopeo and compilers, which Go's test cache does not see. CI runs them always.
@@ -46,8 +46,9 @@ case ${1-} in
     [ -n "${TRIPOD_TEST_FULL-}" ] || race=()
     world test-machines "$(packages "${machines[@]}")" -run "$boots" "${race[@]}" "${count[@]}"
     ;;
+  packages) echo "${unit[@]}" ;;
   *)
-    echo "usage: hack/unit.sh [machines]" >&2
+    echo "usage: hack/unit.sh [machines | packages]" >&2
     exit 2
     ;;
 esac
