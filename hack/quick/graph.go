@@ -26,6 +26,7 @@ type repo struct {
 	modules  []string                       // directories of other modules
 	tests    map[string]map[string][]string // by package with daemons and file: the names of the tests
 	exists   func(file string) bool
+	tables
 }
 
 // pkg is a package of the repository and what it imports from it.
@@ -49,12 +50,12 @@ func read(unit []string) (*repo, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &repo{packages: map[string]*pkg{}, unit: map[string]bool{}, tests: map[string]map[string][]string{}}
+	r := &repo{packages: map[string]*pkg{}, unit: map[string]bool{}, tests: map[string]map[string][]string{}, tables: ours}
 	r.exists = func(file string) bool { _, err := os.Stat(file); return err == nil }
 	for _, l := range all {
 		r.packages[strings.TrimPrefix(l.ImportPath, module)] = &pkg{
-			imports:     ours(l.Imports),
-			testImports: ours(l.TestImports, l.XTestImports),
+			imports:     inRepo(l.Imports),
+			testImports: inRepo(l.TestImports, l.XTestImports),
 			embeds:      l.EmbedFiles,
 			hasTests:    len(l.TestGoFiles)+len(l.XTestGoFiles) > 0,
 		}
@@ -98,8 +99,8 @@ func list(patterns ...string) ([]listed, error) {
 	}
 }
 
-// ours returns the packages of the repository among the import paths, once each.
-func ours(lists ...[]string) []string {
+// inRepo returns the packages of the repository among the import paths, once each.
+func inRepo(lists ...[]string) []string {
 	var in []string
 	for _, p := range slices.Concat(lists...) {
 		if name, ok := strings.CutPrefix(p, module); ok {

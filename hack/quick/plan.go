@@ -115,24 +115,24 @@ func document(file string) bool { return path.Ext(file) == ".md" }
 // rooms are spent. Heavy ones run only for a change of their own room or of the contract, and then always.
 func (r *repo) choose(p *plan, cause []string, distance map[string]int) {
 	budget := 0
-	for _, room := range roomsOf(cause) {
+	for _, room := range r.roomsOf(cause) {
 		budget = max(budget, room.dependents)
 	}
 	candidates := slices.DeleteFunc(slices.Clone(p.dependents), func(name string) bool { return !r.unit[name] || !r.packages[name].hasTests })
 	slices.SortStableFunc(candidates, func(a, b string) int {
-		return cmp.Or(cmp.Compare(distance[a], distance[b]), cmp.Compare(cost(a), cost(b)), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(distance[a], distance[b]), cmp.Compare(r.cost(a), r.cost(b)), cmp.Compare(a, b))
 	})
 	for _, name := range candidates {
 		switch {
-		case heavy[name] && slices.ContainsFunc(cause, func(c string) bool { return below(c, machines) || c == contract }):
+		case r.heavy[name] && slices.ContainsFunc(cause, func(c string) bool { return below(c, machines) || c == contract }):
 			p.plain = append(p.plain, name)
-		case heavy[name]:
+		case r.heavy[name]:
 			p.left[name] = "boots machines"
-		case cost(name) <= budget:
-			budget -= cost(name)
+		case r.cost(name) <= budget:
+			budget -= r.cost(name)
 			p.plain = append(p.plain, name)
 		default:
-			p.left[name] = fmt.Sprintf("a dependent of some %d s", cost(name))
+			p.left[name] = fmt.Sprintf("a dependent of some %d s", r.cost(name))
 		}
 	}
 	slices.Sort(p.plain)
@@ -140,7 +140,7 @@ func (r *repo) choose(p *plan, cause []string, distance map[string]int) {
 
 // endToEnd selects the tests with daemons of the changed rooms.
 func (r *repo) endToEnd(p *plan, cause []string) {
-	for _, room := range roomsOf(cause) {
+	for _, room := range r.roomsOf(cause) {
 		p.addDaemon("test/e2e", r.matching("test/e2e", room.e2e))
 		p.addDaemon("test/crash", r.matching("test/crash", room.crash))
 	}
@@ -153,8 +153,8 @@ func (r *repo) everything(p *plan) {
 	for _, name := range p.changed {
 		if !r.unit[name] || !r.packages[name].hasTests {
 			continue
-		} else if heavy[name] || cost(name) > cheap {
-			p.left[name] = fmt.Sprintf("takes some %d s", cost(name))
+		} else if r.heavy[name] || r.cost(name) > cheap {
+			p.left[name] = fmt.Sprintf("takes some %d s", r.cost(name))
 		} else {
 			p.plain = append(p.plain, name)
 		}

@@ -37,6 +37,16 @@ func made() *repo {
 			"test/e2e":   {"test/e2e/logs_test.go": {"TestLogs"}, "test/e2e/top_test.go": {"TestTop"}, "test/e2e/pod_test.go": {"TestPodSandbox"}},
 			"test/crash": {"test/crash/faults_test.go": {"TestN2InitProcessIsKilled"}},
 		},
+		tables: tables{
+			rooms: []room{
+				{dirs: []string{"internal/crilog"}, e2e: "^TestLogs$", dependents: 10},
+				{dirs: []string{"internal/sandbox"}, e2e: "^Test(Logs|Pod)", crash: "^TestN2", dependents: 60},
+				{dirs: []string{"internal/config"}, e2e: "^TestPodSandbox$", dependents: 10},
+				{dirs: []string{"internal/cdi"}},
+			},
+			heavy: map[string]bool{"internal/sandbox/vm": true},
+			costs: map[string]int{"cmd/tripod": 25, "internal/node": 25, "internal/sandbox/vm": 90, "internal/stream": 20},
+		},
 		exists: func(file string) bool { return file != "internal/crilog/gone.go" && file != "internal/cdi/cdi.go" },
 	}
 	for name := range r.packages {
@@ -87,7 +97,7 @@ func TestPlan(t *testing.T) {
 			left:   map[string]string{"cmd/tripod": "a dependent of some 25 s", "internal/node": "a dependent of some 25 s", "internal/stream": "a dependent of some 20 s", "internal/sandbox/vm": "boots machines"},
 		}},
 		{"a removed package breaks those that import it", []string{"internal/cdi/cdi.go"}, plan{
-			removed: []string{"internal/cdi"}, rules: rules, dependents: []string{"internal/cli"}, left: map[string]string{"internal/cli": "a dependent of some 50 s"},
+			removed: []string{"internal/cdi"}, rules: rules, dependents: []string{"internal/cli"}, left: map[string]string{"internal/cli": "a dependent of some 4 s"},
 		}},
 		{"documents", []string{"docs/spec.md", "internal/crilog/README.md"}, plan{rules: rules}},
 		{"a document that a package's test reads", []string{"docs/states.md"}, plan{changed: []string{"internal/node"}, rules: rules, race: []string{"internal/node"}}},
@@ -102,10 +112,8 @@ func TestPlan(t *testing.T) {
 	} {
 		slices.Sort(c.files)
 		c.want.files = c.files
-		for _, m := range []*map[string]string{&c.want.left} {
-			if *m == nil {
-				*m = map[string]string{}
-			}
+		if c.want.left == nil {
+			c.want.left = map[string]string{}
 		}
 		if c.want.daemon == nil {
 			c.want.daemon = map[string][]string{}
@@ -172,7 +180,7 @@ func TestRooms(t *testing.T) {
 		}
 	}
 	for name := range heavy {
-		if r.packages[name] == nil || cost(name) == usual {
+		if r.packages[name] == nil || r.cost(name) == usual {
 			t.Errorf("heavy has %s, which is no package or has no cost", name)
 		}
 	}

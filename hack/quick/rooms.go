@@ -1,9 +1,15 @@
 package main
 
-import (
-	"slices"
-	"strings"
-)
+import "strings"
+
+// tables is the data that the selection depends on besides the import graph. Its tests use a small one.
+type tables struct {
+	rooms []room
+	heavy map[string]bool
+	costs map[string]int
+}
+
+var ours = tables{rooms, heavy, costs}
 
 // room says what a change in its directories needs besides unit tests.
 type room struct {
@@ -17,7 +23,7 @@ type room struct {
 
 const (
 	// leaf is for packages that few others use, busy for those that most pods pass through.
-	leaf, busy = 20, 75
+	leaf, busy = 40, 150
 	// cheap is what a unit test may take after a changed dependency.
 	cheap = 10
 	// core is what every change of the daemon's middle must keep: the life of pods and containers, and restarts.
@@ -104,8 +110,9 @@ var costs = map[string]int{
 
 const usual = 4
 
-func cost(name string) int {
-	if seconds, ok := costs[name]; ok {
+// cost returns the seconds of a package's unit tests.
+func (t *tables) cost(name string) int {
+	if seconds, ok := t.costs[name]; ok {
 		return seconds
 	}
 	return usual
@@ -129,11 +136,11 @@ var documents = map[string][]string{
 }
 
 // roomsOf returns the rooms of packages, once each, in the order of the table.
-func roomsOf(packages []string) []room {
+func (t *tables) roomsOf(packages []string) []room {
 	found := map[int]bool{}
 	for _, name := range packages {
 		best, length := -1, 0
-		for i, room := range rooms {
+		for i, room := range t.rooms {
 			for _, dir := range room.dirs {
 				if below(name, dir) && len(dir) > length {
 					best, length = i, len(dir)
@@ -143,7 +150,7 @@ func roomsOf(packages []string) []room {
 		found[best] = true
 	}
 	var in []room
-	for i, room := range rooms {
+	for i, room := range t.rooms {
 		if found[i] {
 			in = append(in, room)
 		}
@@ -154,4 +161,4 @@ func roomsOf(packages []string) []room {
 // below reports whether a package is a directory or below it.
 func below(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-func either(patterns ...string) string { return strings.Join(slices.Clone(patterns), "|") }
+func either(patterns ...string) string { return strings.Join(patterns, "|") }

@@ -30,7 +30,7 @@ func (p *plan) steps() (steps []step) {
 		steps[0].quiet = true
 	}
 	add("vet", "CGO_ENABLED=1", dirs(p.changed, p.dependents), "go", "vet", "-tags", "failpoints")
-	add("lint", "CGO_ENABLED=1", dirs(p.changed), "build/tools/golangci-lint", "run")
+	add("lint", "CGO_ENABLED=1", dirs(p.changed), "build/tools/golangci-lint", "run", "--allow-parallel-runners")
 	add("rules", "", dirs(p.rules), "go", "test", "-vet=off")
 	if len(p.race)+len(p.plain) > 0 {
 		add("images", "", []string{"images"}, "make")
