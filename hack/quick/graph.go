@@ -32,7 +32,7 @@ type repo struct {
 // pkg is a package of the repository and what it imports from it.
 type pkg struct {
 	imports     []string
-	testImports []string // also those of its external tests
+	testImports []string // also those of its external tests, and the programs that its tests build
 	embeds      []string // file names
 	hasTests    bool
 }
@@ -55,7 +55,7 @@ func read(unit []string) (*repo, error) {
 	for _, l := range all {
 		r.packages[strings.TrimPrefix(l.ImportPath, module)] = &pkg{
 			imports:     inRepo(l.Imports),
-			testImports: inRepo(l.TestImports, l.XTestImports),
+			testImports: slices.Concat(inRepo(l.TestImports, l.XTestImports), programs[strings.TrimPrefix(l.ImportPath, module)]),
 			embeds:      l.EmbedFiles,
 			hasTests:    len(l.TestGoFiles)+len(l.XTestGoFiles) > 0,
 		}
@@ -73,7 +73,7 @@ func read(unit []string) (*repo, error) {
 		}
 	}
 	mods, err := git("ls-files", "-z", "--", "*/go.mod")
-	for _, mod := range split(mods) {
+	for _, mod := range fields(mods) {
 		r.modules = append(r.modules, path.Dir(mod))
 	}
 	return r, err
@@ -186,7 +186,7 @@ func changes(base string) (string, []string, error) {
 	}
 	since := func(commit string) ([]string, error) {
 		out, err := git("diff", "-z", "--name-only", "--no-renames", commit, "--")
-		return append(split(out), split(untracked)...), err
+		return append(fields(out), fields(untracked)...), err
 	}
 	if base == "" {
 		base = mergeBase()
@@ -218,7 +218,8 @@ func git(args ...string) (string, error) {
 	return string(out), err
 }
 
-func split(out string) []string {
+// fields returns the names in the output of git -z.
+func fields(out string) []string {
 	return strings.FieldsFunc(out, func(r rune) bool { return r == 0 })
 }
 

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -198,6 +200,57 @@ func TestRooms(t *testing.T) {
 		if r.packages[name] == nil {
 			t.Errorf("%s is missing", name)
 		}
+	}
+}
+
+// TestPrograms tests that the table has each of our programs that a unit test builds.
+func TestPrograms(t *testing.T) {
+	t.Chdir("../..")
+	built := regexp.MustCompile(`"(?:[^"\n]* )?` + module + `(cmd/[a-z-]+)"\)`)
+	found := map[string][]string{}
+	err := filepath.WalkDir("internal", func(file string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		for _, m := range built.FindAllSubmatch(text, -1) {
+			found[filepath.Dir(file)] = append(found[filepath.Dir(file)], string(m[1]))
+		}
+		return err
+	})
+	if err != nil || !maps.EqualFunc(found, programs, slices.Equal[[]string]) {
+		t.Errorf("%v, want %v, %v", programs, found, err)
+	}
+}
+
+// TestSteps tests that the quickest steps come first and that only results that do not depend on programs are cached.
+func TestSteps(t *testing.T) {
+	p := &plan{
+		format: []string{"a.go"}, changed: []string{"internal/cli"}, dependents: []string{"internal/cri"}, rules: rules, race: []string{"internal/cli"},
+		plain: []string{"internal/cri", "internal/edge/runtime/unitpods"}, daemon: map[string][]string{"test/e2e": {"TestLogs", "TestTop"}},
+	}
+	test := "hack/testns.sh -strict go test -tags failpoints -vet=off -timeout 15m "
+	want := []string{
+		"gofmt -l a.go",
+		"go vet -tags failpoints ./internal/cli ./internal/cri",
+		"build/tools/golangci-lint run --allow-parallel-runners ./internal/cli",
+		"go test -vet=off ./hack/observe ./test/deps ./test/prose",
+		"make images",
+		test + "-race ./internal/cli",
+		test + "./internal/cri",
+		test + "-count=1 ./internal/edge/runtime/unitpods",
+		"make build",
+		"go test -vet=off -count=1 -timeout 40m -run ^(TestLogs|TestTop)$ ./test/e2e",
+	}
+	var got []string
+	for _, s := range p.steps() {
+		got = append(got, strings.Join(s.args, " "))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if steps := (&plan{}).steps(); len(steps) > 0 {
+		t.Errorf("without a change: %v", steps)
 	}
 }
 

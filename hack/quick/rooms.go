@@ -71,6 +71,13 @@ var rooms = []room{
 	{dirs: []string{"test/sandboxtest", "test/fake", "test/edgetest", "hack"}, dependents: busy},
 }
 
+// programs are the commands that the tests of packages build, which no import shows. The cache of go test does not know
+// what they are made from, so these tests always run.
+var programs = map[string][]string{
+	"internal/edge/runtime/unitpods":     {"cmd/tripod-wasm"},
+	"internal/sandbox/vm/internal/agent": {"cmd/tripod-agent"},
+}
+
 // roomless lists the directories below internal that need no test with a daemon: their unit tests cover them.
 var roomless = []string{"internal/failpoint", "internal/origin"}
 

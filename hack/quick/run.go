@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 )
@@ -36,18 +37,37 @@ func (p *plan) steps() (steps []step) {
 		add("images", "", []string{"images"}, "make")
 	}
 	test := []string{"hack/testns.sh", "-strict", "go", "test", "-tags", "failpoints", "-vet=off", "-timeout", "15m"}
-	add("changed", "CGO_ENABLED=1", dirs(p.race), append(test, "-race")...)
-	add("dependents", "CGO_ENABLED=1", dirs(p.plain), test...)
+	for _, tests := range []struct {
+		name  string
+		names []string
+		flags []string
+	}{{"changed", p.race, []string{"-race"}}, {"dependents", p.plain, nil}} {
+		cached, uncached := split(tests.names)
+		add(tests.name, "CGO_ENABLED=1", dirs(cached), slices.Concat(test, tests.flags)...)
+		add(tests.name+" that build programs", "CGO_ENABLED=1", dirs(uncached), slices.Concat(test, tests.flags, []string{"-count=1"})...)
+	}
 	if p.endToEnd() > 0 {
 		add("build", "", []string{"build"}, "make")
 	}
 	for _, name := range daemonTests {
 		if tests := p.daemon[name]; len(tests) > 0 {
-			// The cache of go test does not know the programs, so it is not asked.
+			// The cache of go test does not know the programs: it passes with a broken worker. So it is not used.
 			add(name, "", dirs([]string{name}), "go", "test", "-vet=off", "-count=1", "-timeout", "40m", "-run", "^("+strings.Join(tests, "|")+")$")
 		}
 	}
 	return steps
+}
+
+// split divides packages into those whose results can come from the cache of go test, and those that build programs.
+func split(names []string) (cached, uncached []string) {
+	for _, name := range names {
+		if programs[name] == nil {
+			cached = append(cached, name)
+		} else {
+			uncached = append(uncached, name)
+		}
+	}
+	return cached, uncached
 }
 
 // dirs returns packages as arguments for go.
