@@ -68,7 +68,7 @@ test: ## run what every change must pass: lint, unit, backend, end-to-end and cr
 	@hack/test.sh setup build lint test-unit test-machines test-daemon test-smoke
 
 .PHONY: quick
-quick: build/tools/golangci-lint ## check what a commit could break, in minutes: vet, lint, unit and end-to-end tests of what depends on the files changed since BASE
+quick: build/tools/golangci-lint build/tools/gotestsum ## check what a commit could break, in minutes: vet, lint, unit and end-to-end tests of what depends on the files changed since BASE
 	@go run ./hack/quick -base '$(BASE)' -unit "$$(hack/unit.sh packages)"
 
 .PHONY: test-unit test-machines

@@ -1,6 +1,7 @@
 #!/bin/bash
-# unit.sh [machines | packages]: the unit tests for make, in worlds of their own (hack/testns.sh); with "machines", the tests
-# that boot machines; with "packages", print the packages.
+# unit.sh [machines | packages | changed PACKAGE... | dependents PACKAGE...]: the unit tests for make, in worlds of their own
+# (hack/testns.sh). With "machines", the tests that boot machines; with "packages", print the packages; the others are for
+# make quick: the tests of these packages, with and without the race detector.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unit=(./cmd/... ./hack/observe ./hack/quick ./hack/testreport ./internal/... ./test/sandboxtest/... ./test/edgetest/...)
@@ -46,9 +47,11 @@ case ${1-} in
     [ -n "${TRIPOD_TEST_FULL-}" ] || race=()
     world test-machines "$(packages "${machines[@]}")" -run "$boots" "${race[@]}" "${count[@]}"
     ;;
+  changed) world quick.changed "${*:2}" "${race[@]}" ;;
+  dependents) world quick.dependents "${*:2}" ;;
   packages) echo "${unit[@]}" ;;
   *)
-    echo "usage: hack/unit.sh [machines | packages]" >&2
+    echo "usage: hack/unit.sh [machines | packages | changed PACKAGE... | dependents PACKAGE...]" >&2
     exit 2
     ;;
 esac
