@@ -248,13 +248,14 @@ func (c *cache) state(component source) sandbox.Compilation {
 	id := component.id()
 	c.mu.Lock()
 	f, failed := c.flights[id], c.failed[id.digest]
+	flying := f != nil && !guard.IsClosed(f.done) // asked before stored: a flight that ends in between would leave nothing to report
 	c.mu.Unlock()
 	engine, err := c.compiler.engine()
 	e, ok := c.stored(engine, component)
 	switch {
-	case f != nil && !guard.IsClosed(f.done) && !guard.IsClosed(f.compiling):
+	case flying && !guard.IsClosed(f.compiling):
 		return sandbox.Compilation{State: sandbox.CompilationQueued}
-	case f != nil && !guard.IsClosed(f.done):
+	case flying:
 		return sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: c.layers.refusal(id)}
 	case err == nil && ok:
 		return sandbox.Compilation{State: sandbox.CompilationDone, Key: e.Key, LayerRefused: c.layers.refusal(id)}
