@@ -82,7 +82,7 @@ func (c Config) unprivileged(ctx context.Context, inherited []*os.File, args ...
 	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", firstFD+len(inherited)), args...)
 	cmd.Args[0] = ProgramName
 	cmd.ExtraFiles = append(inherited, os.NewFile(uintptr(fd), c.Program))
-	cmd.Env, cmd.Dir = programEnv(), "/"
+	cmd.Env, cmd.Dir = programEnv, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if os.Geteuid() == 0 {
 		cmd.SysProcAttr.Credential, cmd.SysProcAttr.Cloneflags = c.credential(), workerapi.Namespaces&^unix.CLONE_NEWNS
@@ -102,8 +102,8 @@ func withStderr(err error) error {
 	return err
 }
 
-// programEnv returns the environment of tripod-wasm. It contains nothing from the daemon's environment.
-func programEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
+// programEnv is the environment of tripod-wasm. It contains nothing from the daemon's environment. Only tests add to it.
+var programEnv = []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"}
 
 // idlePatience is how many times longer than CompileTimeout a compilation can take while no pod waits for it, because it
 // gets only the processor time that others leave. The compiler itself limits its processor time to CompileTimeout.

@@ -136,7 +136,7 @@ func (c setup) command(ctx context.Context, dir string, sockets []string, mode s
 	cmd = exec.Command(c.Program, mode, string(text)) // without a context, because the process outlives the daemon
 	cmd.ExtraFiles = append(files, writer)
 	cmd.Stderr = log
-	cmd.Env, cmd.Dir = programEnv(), "/"
+	cmd.Env, cmd.Dir = programEnv, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
 		Cloneflags: workerapi.Namespaces,

@@ -67,7 +67,7 @@ func program(t testing.TB, args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	c := exec.Command(self, args...)
-	c.Env = []string{asProgram + "=1", "RUST_BACKTRACE=0"}
+	c.Env = []string{asProgram + "=1", "RUST_BACKTRACE=0", "GORACE=atexit_sleep_ms=0"} // otherwise it takes another second to exit
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	return c
 }
