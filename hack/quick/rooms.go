@@ -99,7 +99,7 @@ var costs = map[string]int{
 	"internal/cli/scaffold":                    25,
 	"internal/component/describe":              90,
 	"internal/cri":                             25,
-	"internal/edge/runtime/unitpods":           12,
+	"internal/edge/runtime/unitpods":           22,
 	"internal/node":                            25,
 	"internal/sandbox/linux":                   80,
 	"internal/sandbox/vm":                      90,
