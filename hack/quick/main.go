@@ -1,8 +1,8 @@
 // The program quick checks what depends on the files that changed since a commit, within minutes. It runs vet, lint and
 // tests, and prints what it leaves to `make test`. It decides by two things: the import graph (graph.go, plan.go) and a
-// table of what belongs together (rooms.go). It must not run the machine's heavy tests for a change elsewhere.
+// table of what belongs together (rooms.go). It must not run tests that boot machines for a change elsewhere.
 //
-//	make quick                 # since the merge base with origin/main, or else what is not committed
+//	make quick                 # since the merge base with origin/main, otherwise what is not committed
 //	make quick BASE=HEAD~3
 //	go run ./hack/quick -plan  # print the plan only; in the root of the repository
 package main
