@@ -1,7 +1,7 @@
 #!/bin/bash
-# unit.sh [machines | packages | changed PACKAGE... | dependents PACKAGE...]: the unit tests for make, in worlds of their own
-# (hack/testns.sh). With "machines", the tests that boot machines; with "packages", print the packages; the others are for
-# make quick: the tests of these packages, with and without the race detector.
+# unit.sh [machines | packages | changed PACKAGES FLAG... | dependents PACKAGES FLAG...]: the unit tests for make, in worlds
+# of their own (hack/testns.sh). With "machines", the tests that boot machines; with "packages", print the packages; the
+# others are for make quick: the tests of these packages, one word with spaces, with and without the race detector.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unit=(./cmd/... ./hack/observe ./hack/quick ./hack/testreport ./internal/... ./test/sandboxtest/... ./test/edgetest/...)
@@ -13,9 +13,11 @@ outside=(./cmd/... ./internal/cli/... ./internal/component/... ./internal/edge/.
 
 # In these packages, these tests boot machines in emulation, which takes minutes. The race detector would see nothing of it
 # but the driver's calls, so they run without it; make test-all (TRIPOD_TEST_FULL) runs them with it, too.
-machines=(./internal/sandbox/vm/internal/libvirt ./internal/sandbox/vm/internal/qemu ./internal/sandbox/vm/internal/tap
-  ./internal/sandbox/vm/internal/agent)
+machines=(./internal/sandbox/vm/internal/libvirt ./internal/sandbox/vm/internal/qemu ./internal/sandbox/vm/internal/tap)
 boots='^(TestDriver|TestRealGuest|TestGuestTakesThePodsPlace|TestLibvirtdIsAway|TestLibvirtdHangs)$'
+
+# The tests of these build programs of ours, which Go's test cache does not see.
+builders=(./internal/edge/runtime/unitpods ./internal/sandbox/vm/internal/agent)
 
 # The race detector watches our code, and not the interpreter in which Go guests describe themselves (`tripod push`): they
 # would take five times as long.
@@ -38,7 +40,8 @@ case ${1-} in
   '')
     all=$(packages "${unit[@]}") field=$(packages "${outside[@]}")
     world test-unit.pure "$(without "$all" "${outside[@]}")" "${race[@]}"
-    world test-unit.outside "$(without "$field" "${machines[@]}")" "${race[@]}" "${count[@]}"
+    world test-unit.outside "$(without "$field" "${machines[@]}" "${builders[@]}")" "${race[@]}" "${count[@]}"
+    world test-unit.builders "$(packages "${builders[@]}")" "${race[@]}" -count=1
     world test-unit.machines "$(packages "${machines[@]}")" "${race[@]}" -skip "$boots" "${count[@]}"
     hack/gotest.sh test-unit.rules './test/deps/... ./test/guestbuild ./test/harness/...' -vet=off "${count[@]}" || code=1
     hack/gotest.sh test-unit.allocations ./internal/component/protowit -vet=off -run TestNoAllocations || code=1
@@ -48,11 +51,11 @@ case ${1-} in
     [ -n "${TRIPOD_TEST_FULL-}" ] || race=()
     world test-machines "$(packages "${machines[@]}")" -run "$boots" "${race[@]}" "${count[@]}"
     ;;
-  changed) world quick.changed "${*:2}" "${race[@]}" ;;
-  dependents) world quick.dependents "${*:2}" ;;
+  changed) world quick.changed "$2" "${race[@]}" "${@:3}" ;;
+  dependents) world quick.dependents "$2" "${@:3}" ;;
   packages) echo "${unit[@]}" ;;
   *)
-    echo "usage: hack/unit.sh [machines | packages | changed PACKAGE... | dependents PACKAGE...]" >&2
+    echo "usage: hack/unit.sh [machines | packages | changed PACKAGES FLAG... | dependents PACKAGES FLAG...]" >&2
     exit 2
     ;;
 esac

@@ -229,16 +229,15 @@ func TestSteps(t *testing.T) {
 		format: []string{"a.go"}, changed: []string{"internal/cli"}, dependents: []string{"internal/cri"}, rules: rules, race: []string{"internal/cli"},
 		plain: []string{"internal/cri", "internal/edge/runtime/unitpods"}, daemon: map[string][]string{"test/e2e": {"TestLogs", "TestTop"}},
 	}
-	test := "hack/testns.sh -strict go test -tags failpoints -vet=off -timeout 15m "
 	want := []string{
 		"gofmt -l a.go",
 		"go vet -tags failpoints ./internal/cli ./internal/cri",
 		"build/tools/golangci-lint run --allow-parallel-runners ./internal/cli",
 		"go test -vet=off ./hack/observe ./test/deps ./test/prose",
 		"make images",
-		test + "-race ./internal/cli",
-		test + "./internal/cri",
-		test + "-count=1 ./internal/edge/runtime/unitpods",
+		"hack/unit.sh changed ./internal/cli",
+		"hack/unit.sh dependents ./internal/cri",
+		"hack/unit.sh dependents ./internal/edge/runtime/unitpods -count=1",
 		"make build",
 		"go test -vet=off -count=1 -timeout 40m -run ^(TestLogs|TestTop)$ ./test/e2e",
 	}

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"time"
 )
@@ -36,15 +35,18 @@ func (p *plan) steps() (steps []step) {
 	if len(p.race)+len(p.plain) > 0 {
 		add("images", "", []string{"images"}, "make")
 	}
-	test := []string{"hack/testns.sh", "-strict", "go", "test", "-tags", "failpoints", "-vet=off", "-timeout", "15m"}
+	unit := func(name, kind string, names []string, flags ...string) {
+		if len(names) > 0 {
+			steps = append(steps, step{name: name, args: append([]string{"hack/unit.sh", kind, strings.Join(dirs(names), " ")}, flags...)})
+		}
+	}
 	for _, tests := range []struct {
-		name  string
+		kind  string
 		names []string
-		flags []string
-	}{{"changed", p.race, []string{"-race"}}, {"dependents", p.plain, nil}} {
+	}{{"changed", p.race}, {"dependents", p.plain}} {
 		cached, uncached := split(tests.names)
-		add(tests.name, "CGO_ENABLED=1", dirs(cached), slices.Concat(test, tests.flags)...)
-		add(tests.name+" that build programs", "CGO_ENABLED=1", dirs(uncached), slices.Concat(test, tests.flags, []string{"-count=1"})...)
+		unit(tests.kind, tests.kind, cached)
+		unit(tests.kind+" that build programs", tests.kind, uncached, "-count=1")
 	}
 	if p.endToEnd() > 0 {
 		add("build", "", []string{"build"}, "make")
