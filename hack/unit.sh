@@ -4,7 +4,7 @@
 # others are for make quick: the tests of these packages, one word with spaces, with and without the race detector.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unit=(./cmd/... ./hack/observe ./hack/quick ./hack/testreport ./internal/... ./test/sandboxtest/... ./test/edgetest/...)
+unit=(./cmd/... ./hack/observe ./hack/quick ./hack/testreport ./internal/... ./test/sandboxtest/... ./test/edgetest/... ./test/races)
 
 # The result of these depends on programs that are installed on the host, such as QEMU, crun, iptables, mosquitto,
 # redis-server, skopeo and compilers, which Go's test cache does not see. CI runs them always.

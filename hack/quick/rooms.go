@@ -69,7 +69,7 @@ var rooms = []room{
 	{dirs: []string{"internal/tlsfile"}, e2e: `^TestWasmTLS$`, dependents: leaf},
 	{dirs: []string{"internal/unixsocket"}, e2e: `^Test(PodSandbox|EdgePair)$`, dependents: leaf},
 	{dirs: []string{"test/harness", "test/until"}, e2e: core, dependents: leaf},
-	{dirs: []string{"test/sandboxtest", "test/fake", "test/edgetest", "hack"}, dependents: busy},
+	{dirs: []string{"test/sandboxtest", "test/fake", "test/edgetest", "test/races", "hack"}, dependents: busy},
 }
 
 // programs are the commands that the tests of packages build, which no import shows. The cache of go test does not know

@@ -31,6 +31,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/harness/testns"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // The test binary is also a tripod-wasm without an engine, whose components are lists of words that control the guest.
@@ -62,12 +63,12 @@ func TestMain(m *testing.M) {
 			os.Exit(realDialer(os.Args[2]))
 		}
 	}
-	os.Exit(testMain(m))
+	os.Exit(races.Run(func() int { return testMain(m) }))
 }
 
 func testMain(m *testing.M) int {
 	unix.Umask(0o022)
-	programEnv = append(programEnv, "GORACE=atexit_sleep_ms=0") // otherwise each process takes another second to exit
+	programEnv = append(programEnv, races.Env())
 	dir, err := os.MkdirTemp("", "wasm-test-")
 	if err != nil {
 		panic(err)
@@ -304,12 +305,17 @@ func (h *fakeHandler) Start(_ context.Context, spec workerapi.PodSpec) (workerap
 	if spec.TLS != nil {
 		p.tls = *spec.TLS
 	}
-	h.pods[spec.ID] = p
 	for _, port := range spec.Ports {
 		if port.Kind == workerapi.PortCleartext {
-			go greet(port.Socket.File, p.ended, value(words, "greeting", "hello"))
+			l, err := net.FileListener(port.Socket.File) // a copy, because end closes the pod's files
+			if err != nil {
+				spec.CloseFiles()
+				return workerapi.Status{}, err
+			}
+			go greet(l, p.ended, value(words, "greeting", "hello"))
 		}
 	}
+	h.pods[spec.ID] = p
 	if spec.Log.File != nil {
 		fmt.Fprintf(spec.Log.File, "%s stdout F started %s\n", time.Now().Format(time.RFC3339Nano), strings.Join(spec.Args, " "))
 	}
@@ -322,11 +328,7 @@ func (h *fakeHandler) Start(_ context.Context, spec workerapi.PodSpec) (workerap
 }
 
 // greet sends a greeting to each client of a pod's port.
-func greet(socket *os.File, ended chan struct{}, greeting string) {
-	l, err := net.FileListener(socket)
-	if err != nil {
-		return
-	}
+func greet(l net.Listener, ended chan struct{}, greeting string) {
 	go func() { <-ended; l.Close() }()
 	for {
 		conn, err := l.Accept()
