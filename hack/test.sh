@@ -4,12 +4,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 records=build/test
-rm -f "$records"/*.json "$records"/steps.tsv
+rm -f "$records"/*.json "$records"/{steps.tsv,time}
 mkdir -p "$records"
+TIMEFORMAT='%0R %0U %0S' # seconds by the clock, of processor time, and of it in the kernel
 for step in "$@"; do
-  begin=$SECONDS code=0
-  make "$step" || code=$?
-  printf '%s\t%d\t%d\n' "$step" $((SECONDS - begin)) "$code" >>"$records/steps.tsv"
+  code=0
+  { time make "$step" 2>&3; } 3>&2 2>"$records/time" || code=$?
+  read -r clock user system <"$records/time"
+  printf '%s\t%d\t%d\t%d\n' "$step" "$clock" $((user + system)) "$code" >>"$records/steps.tsv"
   case $code:$step in
     0:* | *:lint | *:test-*) ;;
     *) break ;;

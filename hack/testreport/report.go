@@ -81,9 +81,10 @@ func indent(text string, most int) string {
 
 // step is a line of steps.tsv, which hack/test.sh writes.
 type step struct {
-	name    string
-	seconds int
-	exit    int
+	name      string
+	seconds   int
+	processor int // seconds of processor time
+	exit      int
 }
 
 func readSteps(path string) ([]step, error) {
@@ -94,7 +95,7 @@ func readSteps(path string) ([]step, error) {
 	var steps []step
 	for line := range strings.Lines(string(text)) {
 		var s step
-		if _, err := fmt.Sscanf(line, "%s\t%d\t%d", &s.name, &s.seconds, &s.exit); err != nil {
+		if _, err := fmt.Sscanf(line, "%s\t%d\t%d\t%d", &s.name, &s.seconds, &s.processor, &s.exit); err != nil {
 			return nil, fmt.Errorf("%s: line %q: %w", path, line, err)
 		}
 		steps = append(steps, s)
@@ -140,9 +141,9 @@ func whole(w io.Writer, dir string) (bool, error) {
 // table says where the time went, and ends with the line that counts the tests.
 func table(w io.Writer, steps []step, records []*record, quiet map[string]int) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "step\tseconds\tpassed\tfailed\tskipped\tflaky\t\n")
+	fmt.Fprintf(t, "step\tseconds\tprocessor\tpassed\tfailed\tskipped\tflaky\t\n")
 	var all [4]int
-	var seconds int
+	var seconds, processor int
 	var notes []string
 	for _, s := range steps {
 		var n [4]int
@@ -154,7 +155,7 @@ func table(w io.Writer, steps []step, records []*record, quiet map[string]int) {
 				}
 			}
 		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t\n", s.name, s.seconds, n[0], n[1], n[2], n[3])
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t\n", s.name, s.seconds, s.processor, n[0], n[1], n[2], n[3])
 		if s.exit != 0 {
 			notes = append(notes, fmt.Sprintf("%s failed with exit code %d", s.name, s.exit))
 		}
@@ -162,11 +163,12 @@ func table(w io.Writer, steps []step, records []*record, quiet map[string]int) {
 			notes = append(notes, fmt.Sprintf("%s took %d s, more than a quarter longer than the %d s of the quiet run in docs/testing.md", s.name, s.seconds, q))
 		}
 		seconds += s.seconds
+		processor += s.processor
 		for i := range all {
 			all[i] += n[i]
 		}
 	}
-	fmt.Fprintf(t, "all\t%d\t%d\t%d\t%d\t%d\t\n", seconds, all[0], all[1], all[2], all[3])
+	fmt.Fprintf(t, "all\t%d\t%d\t%d\t%d\t%d\t%d\t\n", seconds, processor, all[0], all[1], all[2], all[3])
 	_ = t.Flush() // to a terminal or a log
 	for _, n := range notes {
 		fmt.Fprintln(w, n)

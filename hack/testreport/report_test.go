@@ -82,7 +82,7 @@ func TestWhole(t *testing.T) {
 		}
 	}
 	write("docs/testing.md", "| step | seconds |\n|---|---|\n| `lint` | 100 | x |\n| `test-unit` | 100 | x |\n")
-	write("d/steps.tsv", "lint\t120\t0\ntest-unit\t130\t0\n")
+	write("d/steps.tsv", "lint\t120\t200\t0\ntest-unit\t130\t200\t0\n")
 	write("d/durations.tsv", "other\tTestB\t9.0\n"+module+"p\tTestA\t7.0\n")
 	write("d/test-unit.1.json", run(module+"p", "TestA", "", "pass")+run(module+"p", "TestFlaky", "why\n", "fail", "pass"))
 	write("d/test-unit.2.json", run(module+"q", "TestSkip", "", "skip"))
@@ -105,7 +105,7 @@ func TestWhole(t *testing.T) {
 			t.Errorf("%s has %q, %v, want %q", name, got, err, want)
 		}
 	}
-	write("d/steps.tsv", "lint\t120\t0\ntest-unit\t130\t2\n")
+	write("d/steps.tsv", "lint\t120\t200\t0\ntest-unit\t130\t200\t2\n")
 	if green, err := whole(&out, "d"); err != nil || green {
 		t.Errorf("green %v, %v although a step failed", green, err)
 	}
