@@ -22,6 +22,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // Variables that turn the test program into a store that dies during an operation (see helperProcess).
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // helperProcess opens the store at root and executes an order: "pull REF" or "remove REF".

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // inHost is set in the process that runs the tests, in its own namespaces, which stand in for the host.
@@ -34,7 +35,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "prepare the test host:", err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // asDaemon is an environment variable that holds a Config. It turns the test program into a daemon that sets up and

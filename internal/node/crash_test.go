@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/test/fake"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // crashDir names the directory in which a child process of TestN1 runs its script.
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // crashScript takes a pod with many containers and a unit pod through every lifecycle call, and so past every fail

@@ -22,6 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/test/races"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -37,7 +38,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // carrierServer serves sessions whose program prints the carrier's PID and copies its input.

@@ -21,13 +21,14 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/runtime/minimal"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/test/edgetest"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 const patience = 60 * time.Second
 
 func TestMain(m *testing.M) {
 	edgetest.Main()
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // brokers are the brokers for playing sessions.

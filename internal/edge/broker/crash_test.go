@@ -16,6 +16,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // addressEnv and pathEnv turn the test program into a broker.
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 		}
 		select {} // until SIGKILL
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // process is an embedded broker in a process of its own; stop is SIGKILL.

@@ -23,6 +23,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // worldVariable turns the test program into a daemon with the world in a directory (see daemon).
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // daemon runs a manager until all orders are obeyed. Its world is in files that outlive it: the running modules, the

@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // crashBroker is the variable with the broker of a child process, and crashDir that with the directory of its record.
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // crashChild runs an orchestrator that prints the address of its REST interface and runs until it is killed.

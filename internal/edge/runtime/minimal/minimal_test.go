@@ -21,11 +21,12 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/test/edgetest"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 func TestMain(m *testing.M) {
 	edgetest.Main()
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // newRuntime makes a runtime whose program is this test binary. change may be nil.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // daemonMain is a daemon that starts a pod with its descriptors, prints "started", and waits to be killed.
@@ -63,7 +64,7 @@ func TestDaemonIsKilled(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	daemon := exec.Command(self)
-	daemon.Env = []string{asDaemon + "=" + r.controlPath()}
+	daemon.Env = []string{asDaemon + "=" + r.controlPath(), races.Env()}
 	daemon.Stdin = strings.NewReader(string(descriptors(t, examples+"faults-c/faults.proto")))
 	daemon.Stderr = os.Stderr
 	daemon.ExtraFiles = []*os.File{codeFile(t, examples+"faults-c/faults-c.wasm"), fileOf(t, l.(*net.TCPListener)).File, openLog(t, p.log)}

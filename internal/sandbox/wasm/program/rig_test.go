@@ -27,6 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/harness/testns"
+	"github.com/tripod-run/tripod/test/races"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -58,7 +59,7 @@ func TestMain(m *testing.M) {
 	case !testns.Inside():
 		os.Exit(testns.Run(os.Args, testns.Options{Strict: true}))
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // program returns a command that runs the program.

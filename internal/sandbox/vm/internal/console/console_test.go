@@ -19,6 +19,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/crilog"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/console"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 const patience = 60 * time.Second
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(daemonVariable); dir != "" {
 		os.Exit(daemon(dir))
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // daemon serves a console until it is killed. At SIGUSR1 it reopens the log and prints a line. At SIGTERM it drains the

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // loop makes a loop device of size bytes, backed by file.
@@ -236,7 +237,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // TestV4Killed: the copying process is killed at each fail point. The device is complete only if the whole disk is on

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wasi"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 func free(int) error { return nil }
@@ -355,7 +356,7 @@ const writerDir = "TRIPOD_TEST_NODESTORE"
 func TestMain(m *testing.M) {
 	dir := os.Getenv(writerDir)
 	if dir == "" {
-		os.Exit(m.Run())
+		os.Exit(races.Run(m.Run))
 	}
 	for s := New(dir, large); ; {
 		n, err := s.Increment(context.Background(), "n", 1)
