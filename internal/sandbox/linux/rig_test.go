@@ -23,6 +23,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/test/harness/testns"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // TestMain runs the tests as root in their own namespaces, because they mount file systems and create cgroups, and crun
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 // bothRuntimes runs a test with crun and with runc.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/test/harness/testns"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // inHost is set in the process that runs the tests. Its own namespaces act as the host.
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "prepare the test host:", err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	os.Exit(races.Run(m.Run))
 }
 
 func rerun() int {

@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 	"github.com/tripod-run/tripod/test/harness/testns"
+	"github.com/tripod-run/tripod/test/races"
 )
 
 // Main is the TestMain of packages that use the suite. It builds the guests' images on the host, which has a network,
@@ -21,7 +22,7 @@ import (
 func Main(m *testing.M) {
 	testns.Reenter()
 	if testns.Inside() {
-		os.Exit(m.Run())
+		os.Exit(races.Run(m.Run))
 	}
 	root, err := repository()
 	if err == nil {
