@@ -98,8 +98,10 @@ func (n *Node) load() error {
 // continues in the background.
 func (n *Node) adopt(ctx context.Context) {
 	var recovered sync.WaitGroup
-	for handler := range n.Backends {
+	for handler := range n.Backends { // before any recovers: a pod with foreign containers waits for several
 		n.handlerErrors.set(handler, errRecovering)
+	}
+	for handler := range n.Backends {
 		recovered.Add(1)
 		done := sync.OnceFunc(recovered.Done)
 		n.workers.Go(func() {
