@@ -12,9 +12,13 @@ for _ in 1 2; do
   (while :; do :; done) &
   loops+=($!)
 done
-trap 'kill "${loops[@]}"' EXIT
+trap 'kill "${loops[@]}" 2>/dev/null || true' EXIT
+trap : INT TERM # the table also lists the runs until an interrupt
+rm -f build/test/flaky.json
+status=0
 # A panic ends the runs of its package, so each package's runs are counted.
 CGO_ENABLED=1 hack/testns.sh -strict build/tools/gotestsum --format pkgname --hide-summary skipped,output \
   --jsonfile build/test/flaky.json --packages "$packages" -- \
-  -tags failpoints -race -vet=off -timeout 2h -count "$n" -cpu 1,2 "$@" || true # the table judges
+  -tags failpoints -race -vet=off -timeout 2h -count "$n" -cpu 1,2 "$@" || status=$?
 build/bin/testreport -runs build/test flaky.json
+exit "$status" # something that no test reports, such as a process left behind
