@@ -2,7 +2,9 @@ package node_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,6 +110,50 @@ func TestForeignContainersWaitForBothBackends(t *testing.T) {
 				t.Errorf("residue: got %v, want none", left)
 			}
 		})
+	}
+}
+
+// unready is a backend that counts the orders to remove containers.
+type unready struct {
+	waiting
+	orders *atomic.Int32
+}
+
+func (u unready) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	u.orders.Add(1)
+	return u.waiting.RemoveContainer(ctx, p, c)
+}
+
+// bystander is a backend without pods.
+type bystander struct{ sandbox.Backend }
+
+func (bystander) Recover(context.Context, []sandbox.Known, sandbox.Sink) (sandbox.Found, error) {
+	return sandbox.NewFound(), nil
+}
+
+// TestNoBackendIsReadyBeforeAllAreBarred: an interrupted removal of a pod goes on only after both of its backends have
+// recovered, however quick the first one is. With many backends, the first has recovered before the last one begins.
+func TestNoBackendIsReadyBeforeAllAreBarred(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod := b.run(t, "linux", podConfig("p"))
+	b.create(t, pod, componentConfig("component", "remove-container", "error(not yet)"))
+	if err := b.RemoveSandbox(t.Context(), pod); err == nil {
+		t.Fatal("the removal succeeded, want one that is left to the next start")
+	}
+	b.close()
+	for range 5 { // the order of backends is random
+		early := &atomic.Int32{}
+		b, err := openChanged(b.dir, func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend) {
+			for i := range 20000 {
+				backends[fmt.Sprint("bystander-", i)] = bystander{fakes["linux"]}
+			}
+			backends["wasm"] = unready{waiting{Backend: fakes["wasm"]}, early} // it never recovers
+		})
+		must(t, err)
+		b.close()
+		if n := early.Load(); n > 0 {
+			t.Errorf("the backend got %d orders before it had recovered, want none", n)
+		}
 	}
 }
 
