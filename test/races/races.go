@@ -42,10 +42,19 @@ func Run(run func() int) int {
 		return max(code, 1)
 	}
 	for _, report := range reports {
-		fmt.Fprintf(os.Stderr, "a process that the tests started has a data race:\n%s\n", report)
+		fmt.Fprintf(os.Stderr, "a process that the tests started has a data race:\n%s\n", beginning(report))
 		code = max(code, 1)
 	}
 	return code
+}
+
+// beginning cuts off what follows after the first reports of a process, which are enough to find the cause.
+func beginning(report string) string {
+	const most = 16 << 10 // bytes
+	if len(report) <= most {
+		return report
+	}
+	return fmt.Sprintf("%s\n… and %d bytes more", report[:most], len(report)-most)
 }
 
 // Env returns the variable for processes that do not inherit the environment. Call it while Run runs.
