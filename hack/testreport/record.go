@@ -85,7 +85,7 @@ func readRecord(path string) (*record, error) {
 
 func (r *record) read(from io.Reader) error {
 	failedTests := map[string]int{} // in the present run of a package
-	output := map[[2]string]string{}
+	output := map[[2]string][]byte{}
 	in := bufio.NewReader(from)
 	for {
 		line, err := in.ReadBytes('\n')
@@ -112,28 +112,29 @@ func (r *record) read(from io.Reader) error {
 			alone := e.Action == "fail" && failedTests[e.Package] == 0
 			delete(failedTests, e.Package)
 			p := at(r.packages, e.Package, e)
-			p.Cached = strings.Contains(output[key], "\t(cached)\n")
+			p.Cached = strings.Contains(string(output[key]), "\t(cached)\n")
 			if !alone {
 				e.Action = "" // the tests tell
 			}
-			count(p, e, output[key])
+			count(p, e, string(output[key]))
 		} else {
 			if e.Action == "fail" {
 				failedTests[e.Package]++
 			}
-			count(at(r.tests, key, e), e, output[key])
+			count(at(r.tests, key, e), e, string(output[key]))
 		}
 		delete(output, key)
 	}
 }
 
 // output keeps a line of output for its test and for the tests that this one is part of.
-func (r *record) output(output map[[2]string]string, e event) {
+func (r *record) output(output map[[2]string][]byte, e event) {
 	if strings.HasPrefix(e.Output, "=== ") {
 		return
 	}
 	for name := e.Test; ; {
-		output[[2]string{e.Package, name}] += e.Output
+		key := [2]string{e.Package, name}
+		output[key] = append(output[key], e.Output...)
 		at := strings.LastIndexByte(name, '/')
 		if at < 0 {
 			return
