@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,9 +33,10 @@ const probeProgram = "/probe"
 var probeDir string
 
 func TestMain(m *testing.M) {
-	before := ownersOfDevices()
+	devices := openDevices()
+	before := ownersOf(devices)
 	code := m.Run()
-	if after := ownersOfDevices(); after != before {
+	if after := ownersOf(devices); after != before {
 		fmt.Fprintf(os.Stderr, "the tests changed devices of the host: before\n%s\nafter\n%s\n", before, after)
 		code = 1
 	}
@@ -43,12 +46,26 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// ownersOfDevices lists the owners and modes of the devices that every container shares with the host.
-func ownersOfDevices() string {
-	var b strings.Builder
+// openDevices opens the devices that every container shares with the host. Their paths would not do, because tests of
+// another package, which share the world, mount devices of their own there for a while.
+func openDevices() map[string]int {
+	devices := map[string]int{}
 	for _, name := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"} {
+		fd, err := unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			panic(err)
+		}
+		devices[name] = fd
+	}
+	return devices
+}
+
+// ownersOf lists the owners and modes of devices.
+func ownersOf(devices map[string]int) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		var st unix.Stat_t
-		err := unix.Stat(name, &st)
+		err := unix.Fstat(devices[name], &st)
 		fmt.Fprintln(&b, name, st.Uid, st.Gid, st.Mode, err)
 	}
 	return b.String()
