@@ -35,7 +35,7 @@ packages() { go list "$@" | tr '\n' ' '; }
 # without SET PATTERN...: SET without the packages that match
 without() { comm -23 <(tr ' ' '\n' <<<"$1" | sort -u) <(go list "${@:2}" | sort -u) | tr '\n' ' '; }
 # world STEP.PART PACKAGES FLAG...
-world() { hack/testns.sh -strict hack/gotest.sh "$1" "$2" -tags failpoints -vet=off -timeout 15m "${@:3}" || code=1; }
+world() { hack/testns.sh -strict hack/gotest.sh "$1" "$2" -tags failpoints -vet=off -p 3 -timeout 15m "${@:3}" || code=1; }
 export CGO_ENABLED=1 # for the Wasm engine and the race detector
 export GORACE=atexit_sleep_ms=0 # otherwise each process with the race detector sleeps a second before it exits
 

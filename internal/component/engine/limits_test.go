@@ -14,6 +14,9 @@ import (
 )
 
 // TestDeadline is row W1: an endless loop ends when its budget is used up.
+// soon is the most that a deadline of a fraction of a second may take on a machine that is busy with other work.
+const soon = 10 * time.Second
+
 func TestDeadline(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, p Path) {
 		i := instance(t, theGuest(t), InstanceOptions{Path: p, Deadline: 100 * time.Millisecond})
@@ -23,7 +26,7 @@ func TestDeadline(t *testing.T) {
 		start := time.Now()
 		_, err := i.Call(t.Context(), bound(t, "spin"), u32s(0), nil)
 		took := time.Since(start)
-		if !errors.Is(err, context.DeadlineExceeded) || took < 100*time.Millisecond || took > time.Second {
+		if !errors.Is(err, context.DeadlineExceeded) || took < 100*time.Millisecond || took > soon {
 			t.Errorf("spin: error %v after %v, want DeadlineExceeded after 100 ms", err, took)
 		}
 		if cpu := i.CPU(); cpu < 5*time.Millisecond || i.Alive() {
@@ -39,7 +42,7 @@ func TestDeadline(t *testing.T) {
 		}
 		start = time.Now()
 		_, err = i.Call(t.Context(), bound(t, "nap"), u32s(600000), nil)
-		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took > time.Second {
+		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took > soon {
 			t.Errorf("a long sleep: error %v after %v, want DeadlineExceeded", err, took)
 		}
 	})

@@ -6,7 +6,7 @@
 //	supervisor (host)                     init (PID 1 of the new namespaces)            command
 //	────────────────────────────────────────────────────────────────────────────────────────────────────
 //	make a directory, lock it
-//	clone(NEWNS NEWNET NEWPID NEWIPC NEWUTS) ──▶ / private, own /proc and /run,
+//	clone(NEWNS NEWNET NEWPID NEWIPC NEWUTS) ──▶ / private, own /proc, /run and /dev/null,
 //	                                      the directory at TRIPOD_TEST_DIR,
 //	                                      no cgroup2 beside v1, / shared again,
 //	                                      lo up, forwarding on

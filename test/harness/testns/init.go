@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -127,6 +128,7 @@ func setupMounts() error {
 		{"mount " + mountPoint, func() error {
 			return unix.Mount(os.Getenv(envSource), mountPoint, "", unix.MS_BIND, "")
 		}, os.Getenv(envInit) == nested},
+		{"mount /dev/null", ownNull, os.Getenv(envInit) == nested},
 		{"mount /run", func() error {
 			return unix.Mount("tripod-test", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
 		}, false},
@@ -148,6 +150,17 @@ func setupMounts() error {
 		}
 	}
 	return nil
+}
+
+// ownNull gives the world a /dev/null of its own, so that a fault under test harms no other program on this machine. Its owner
+// is no user of the host or of a test: a test sees every change of it.
+func ownNull() error {
+	node := filepath.Join(mountPoint, "null")
+	if err := unix.Mknod(node, unix.S_IFCHR, int(unix.Mkdev(1, 3))); err != nil {
+		return err
+	}
+	// Mknod applies the umask, Chmod does not.
+	return errors.Join(os.Chmod(node, 0o666), os.Chown(node, 12, 34), unix.Mount(node, "/dev/null", "", unix.MS_BIND, ""))
 }
 
 // setupNetwork brings up lo and enables forwarding, as on a node.

@@ -105,6 +105,7 @@ func TestIsolation(t *testing.T) {
 		test "$(cat /proc/1/comm)" = exe -o "$(cat /proc/1/cmdline | tr '\0' ' ' | cut -c1-14)" = /proc/self/exe
 		test -d /sys/fs/cgroup
 		test -z "$(ls -A /run)"
+		test "$(stat -c "%F %u:%g %a" /dev/null)" = "character special file 12:34 666"
 		test "$TRIPOD_TEST_DIR $TMPDIR" = "/var/tmp/tripod-test /var/tmp/tripod-test/tmp"
 		test "$(cat $TRIPOD_TEST_DIR/cgroup)" = "$TRIPOD_TEST_CGROUP"
 		test "$(findmnt -no PROPAGATION /)" = shared
