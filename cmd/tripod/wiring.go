@@ -255,8 +255,8 @@ func nriConfig(c *config.Config, log *slog.Logger) nri.Config {
 	}
 	return nri.Config{
 		Socket: socket, PluginPath: c.NRI.PluginPath, ConfigPath: c.NRI.PluginConfigPath, Version: version,
-		RegistrationTimeout: time.Duration(c.NRI.RegistrationTimeout), RequestTimeout: time.Duration(c.NRI.RequestTimeout),
-		Logger: log.With("part", "nri"),
+		RegistrationTimeout: time.Duration(c.NRI.RegistrationTimeout), SynchronizationTimeout: time.Duration(c.NRI.SynchronizationTimeout),
+		RequestTimeout: time.Duration(c.NRI.RequestTimeout), Logger: log.With("part", "nri"),
 	}
 }
 

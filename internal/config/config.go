@@ -193,13 +193,14 @@ type CDI struct {
 
 // NRI configures the plugins of the node.
 type NRI struct {
-	Enabled             bool     `toml:"enabled"`
-	Socket              string   `toml:"socket"`
-	DisableConnections  bool     `toml:"disable_connections"`
-	PluginPath          string   `toml:"plugin_path"`
-	PluginConfigPath    string   `toml:"plugin_config_path"`
-	RegistrationTimeout Duration `toml:"registration_timeout"`
-	RequestTimeout      Duration `toml:"request_timeout"`
+	Enabled                bool     `toml:"enabled"`
+	Socket                 string   `toml:"socket"`
+	DisableConnections     bool     `toml:"disable_connections"`
+	PluginPath             string   `toml:"plugin_path"`
+	PluginConfigPath       string   `toml:"plugin_config_path"`
+	RegistrationTimeout    Duration `toml:"registration_timeout"`
+	SynchronizationTimeout Duration `toml:"synchronization_timeout"`
+	RequestTimeout         Duration `toml:"request_timeout"`
 }
 
 // Node configures the pod pool.

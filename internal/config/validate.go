@@ -99,6 +99,7 @@ func (c *Config) validateNRI(v *validator) {
 	v.absolute("nri.plugin_path", c.NRI.PluginPath)
 	v.absolute("nri.plugin_config_path", c.NRI.PluginConfigPath)
 	v.positive("nri.registration_timeout", c.NRI.RegistrationTimeout)
+	v.positive("nri.synchronization_timeout", c.NRI.SynchronizationTimeout)
 	v.positive("nri.request_timeout", c.NRI.RequestTimeout)
 }
 

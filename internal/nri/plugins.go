@@ -30,9 +30,10 @@ type Config struct {
 	Socket string
 	// PluginPath is the directory of the plugins that Start launches; ConfigPath that of their configurations.
 	PluginPath, ConfigPath string
-	// RegistrationTimeout bounds the time between a plugin's connection and its registration. RequestTimeout bounds every
-	// answer of a plugin. A plugin that exceeds one of them is disconnected.
-	RegistrationTimeout, RequestTimeout time.Duration
+	// RegistrationTimeout bounds the time between a plugin's connection and its registration, SynchronizationTimeout its
+	// answer to the pods and containers that were there before it, and RequestTimeout every other answer. A plugin that
+	// exceeds one of them is disconnected.
+	RegistrationTimeout, SynchronizationTimeout, RequestTimeout time.Duration
 	// Version is the daemon's version, which plugins learn.
 	Version string
 	Logger  *slog.Logger

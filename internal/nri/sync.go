@@ -55,7 +55,10 @@ func (x *Plugins) learn(pods []*node.Pod) {
 func (x *Plugins) synchronize(ctx context.Context, call adaptation.SyncCB) error {
 	x.syncing.Store(true)
 	pods, containers := x.snapshot(ctx)
+	// The library has one bound for all answers and reads it when it calls a plugin. No other plugin is called meanwhile.
+	adaptation.SetPluginRequestTimeout(x.cfg.SynchronizationTimeout)
 	updates, err := call(ctx, pods, containers)
+	adaptation.SetPluginRequestTimeout(x.cfg.RequestTimeout)
 	if err != nil {
 		x.syncing.Store(false)
 		return err

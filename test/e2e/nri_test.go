@@ -513,7 +513,8 @@ func testNRIUpdates(t *testing.T, d *harness.Daemon) {
 
 // TestNRIHangingPlugin: a plugin that does not answer holds a pod no longer than its timeout, once.
 func TestNRIHangingPlugin(t *testing.T) {
-	d := harness.StartDaemon(t, harness.Set("nri.request_timeout", "300ms"), harness.Set("nri.registration_timeout", "300ms"))
+	d := harness.StartDaemon(t, harness.Set("nri.request_timeout", "300ms"), harness.Set("nri.registration_timeout", "300ms"),
+		harness.Set("nri.synchronization_timeout", "300ms"))
 	d.Pull(t, harness.Busybox)
 	release := make(chan struct{})
 	defer close(release)
@@ -534,6 +535,20 @@ func TestNRIHangingPlugin(t *testing.T) {
 		t.Cleanup(sync.stub.Stop)
 	}
 	c.Pod.Run(harness.ContainerConfig("next", harness.Busybox, harness.Sleep()))
+}
+
+// TestNRISlowSynchronization: with the defaults, a plugin that needs longer for its synchronisation than for any other answer
+// stays connected and learns of the containers that were made meanwhile.
+func TestNRISlowSynchronization(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	p := startPod(t, d)
+	slow := connectPlugin(t, d, "00", "slow", &nriPlugin{onSync: func(context.Context) { time.Sleep(2500 * time.Millisecond) }})
+	c := p.Run(harness.ContainerConfig("during", harness.Busybox, harness.Sleep()))
+	slow.waitCalls(t, c.ID, containerCalls[:4]...)
+	if n := slow.seen(p.ID); n != 1 {
+		t.Errorf("the plugin learned %d times of the pod, want once", n)
+	}
 }
 
 // TestNRIInstalledPlugins: the daemon starts plugins, ends them when it stops, and starts them again with its pods.
