@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/tripod-run/tripod/internal/stream"
 )
@@ -176,8 +177,25 @@ func TestPortForwardTCPEnds(t *testing.T) {
 	backTo(t, before)
 }
 
-// TestPortForwardSession forwards many connections over one session, with the client of kubectl port-forward.
+// TestPortForwardSession forwards many connections over one session, with the client of kubectl port-forward, over SPDY and
+// over SPDY inside of a WebSocket.
 func TestPortForwardSession(t *testing.T) {
+	for name, dialer := range map[string]func(*url.URL) (httpstream.Dialer, error){
+		"SPDY": func(u *url.URL) (httpstream.Dialer, error) {
+			transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{})
+			return spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, "POST", u), err
+		},
+		"WebSocket": func(u *url.URL) (httpstream.Dialer, error) {
+			return portforward.NewSPDYOverWebsocketDialerForStreaming(u, &rest.Config{})
+		},
+	} {
+		before := use(t)
+		t.Run(name, func(t *testing.T) { testPortForwardSession(t, dialer) })
+		backTo(t, before)
+	}
+}
+
+func testPortForwardSession(t *testing.T, dial func(*url.URL) (httpstream.Dialer, error)) {
 	port := podServer(t, "tcp", "127.0.0.1:0", echo)
 	s := serve(t, stream.Config{Runtime: hostRuntime()})
 	resp, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p"})
@@ -188,13 +206,12 @@ func TestPortForwardSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{})
+	dialer, err := dial(u)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", u)
 	stop, ready := make(chan struct{}), make(chan struct{})
-	pf, err := portforward.New(dialer, []string{fmt.Sprintf("0:%d", port)}, stop, ready, io.Discard, io.Discard)
+	pf, err := portforward.NewForStreaming(dialer, []string{fmt.Sprintf("0:%d", port)}, stop, ready, io.Discard, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,5 +307,25 @@ func TestPortForwardWebSocket(t *testing.T) {
 	number := []byte{byte(port), byte(port >> 8)}
 	if !bytes.Equal(got[0], append(bytes.Clone(number), "HELLO"...)) || !bytes.Equal(got[1], number) {
 		t.Errorf("data channel = %q, error channel = %q, want %q with HELLO, and %q", got[0], got[1], number, number)
+	}
+}
+
+// TestUnknownSubprotocol checks that a client that asks only for subprotocols that are not spoken learns those that are.
+func TestUnknownSubprotocol(t *testing.T) {
+	s := serve(t, stream.Config{Runtime: hostRuntime()})
+	exec, err1 := s.GetExec(&runtimeapi.ExecRequest{ContainerId: "c", Cmd: []string{"x"}, Stdout: true})
+	forward, err2 := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p", Port: []int32{80}})
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	for session, want := range map[string]string{exec.Url: "v5.channel.k8s.io", forward.Url: "SPDY/3.1+portforward.k8s.io"} {
+		dialer := websocket.Dialer{Subprotocols: []string{"v9.channel.k8s.io"}, HandshakeTimeout: 10 * time.Second}
+		_, resp, err := dialer.Dial(strings.Replace(session, "http://", "ws://", 1), nil)
+		if err == nil || resp == nil {
+			t.Fatalf("%s: %v, response %v, want a refusal", session, err, resp)
+		}
+		if text, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), want) {
+			t.Errorf("%s: status %d, body %q, %v; want 400 with %q", session, resp.StatusCode, text, err, want)
+		}
 	}
 }

@@ -93,6 +93,9 @@ func (s *Server) serveStdio(w http.ResponseWriter, r *http.Request, session stdi
 	opts, streams := session.options()
 	ss, r := s.begin(w, r, streams)
 	defer ss.end()
+	if !speaks(ss, r, stdioProtocols) {
+		return
+	}
 	session.start = ss.start
 	idle, creation, protocols := s.config.IdleTimeout, s.config.CreationTimeout, remotecommand.SupportedStreamingProtocols
 	switch {
@@ -218,8 +221,14 @@ func termSizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-ch
 
 // servePortForward serves a port-forward session, which can have any number of connections.
 func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, rt Runtime, req *runtimeapi.PortForwardRequest) {
+	if isTunnel(r) {
+		w, r = tunnel(w, r)
+	}
 	ss, r := s.begin(w, r, 0)
 	defer ss.end()
+	if !speaks(ss, r, forwardProtocols) {
+		return
+	}
 	opts, err := portforward.BuildV4Options(req.GetPort())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)

@@ -4,14 +4,37 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 
+	"github.com/gorilla/websocket"
+	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 	utilexec "k8s.io/utils/exec"
 )
+
+// The subprotocols of WebSocket sessions. To a client that names none, the libraries speak an older one without a name.
+var (
+	stdioProtocols   = []string{remotecommand.StreamProtocolV5Name, "v4.channel.k8s.io", "v4.base64.channel.k8s.io", wsstream.ChannelWebSocketProtocol, wsstream.Base64ChannelWebSocketProtocol}
+	forwardProtocols = []string{portforward.WebsocketsSPDYTunnelingPortForwardV1, "v4.channel.k8s.io", "v4.base64.channel.k8s.io"}
+)
+
+// speaks reports whether the session can speak one of the subprotocols that a WebSocket client asks for. Otherwise it answers
+// with those that it speaks; the libraries would answer with 403 and nothing else.
+func speaks(w http.ResponseWriter, r *http.Request, protocols []string) bool {
+	asked := websocket.Subprotocols(r)
+	if !wsstream.IsWebSocketRequest(r) || len(asked) == 0 || slices.ContainsFunc(asked, func(p string) bool { return slices.Contains(protocols, p) }) {
+		return true
+	}
+	http.Error(w, fmt.Sprintf("none of the subprotocols %s is spoken here; ask for one of %s", strings.Join(asked, ", "), strings.Join(protocols, ", ")),
+		http.StatusBadRequest)
+	return false
+}
 
 // serveWebSocketV5 serves an exec or attach session in the protocol v5.channel.k8s.io (KEP-4006), which is v4 plus a
 // signal to close stdin. kubectl and other programs that use client-go speak this protocol.
