@@ -91,7 +91,7 @@ type counters struct {
 type sampler struct {
 	client *Client
 	last   map[string]counters
-	// quiet is the number of samples for which requests are not asked for, because nobody counts them.
+	// quiet is the number of samples for which requests are not asked for, because there are none.
 	quiet int
 }
 
@@ -116,8 +116,8 @@ func (s *sampler) sample(ctx context.Context) ([]load, error) {
 	return loads, nil
 }
 
-// requests returns the number of requests by pod. The metrics of all pods are long, so it seldom asks a node that counts
-// none. Other runtimes may lack the call.
+// requests returns the number of requests by pod. The metrics of all pods are long, so it seldom asks a node that has
+// served none. Other runtimes may lack the call.
 func (s *sampler) requests(ctx context.Context) (map[string]float64, error) {
 	if s.quiet > 0 {
 		s.quiet--
@@ -184,13 +184,13 @@ func (l *load) setRates(before, after counters) {
 	}
 }
 
-// requestTotals returns the number of requests by pod, for the pods that count them.
+// requestTotals returns the number of requests by pod, for the pods that have had some.
 func requestTotals(pods []*runtimeapi.PodSandboxMetrics) map[string]float64 {
 	all := map[string]float64{}
 	for _, p := range pods {
 		for _, c := range p.GetContainerMetrics() {
 			for _, m := range c.GetMetrics() {
-				if m.GetName() == stats.Requests.Name {
+				if m.GetName() == stats.Requests.Name && m.GetValue().GetValue() > 0 {
 					all[p.GetPodSandboxId()] += float64(m.GetValue().GetValue())
 				}
 			}

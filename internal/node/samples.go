@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/tripod-run/tripod/internal/network"
@@ -70,6 +71,9 @@ func (n *Node) containerSamples(ctx context.Context, p *Pod, c *Container) (s Ob
 	s.Samples.Add(stats.StartTime, float64(c.StartedAt.Unix()))
 	s.Samples.Spec(c.Config.GetLinux().GetResources())
 	s.Samples = append(s.Samples, f.samples...)
+	if !slices.ContainsFunc(s.Samples, func(s stats.Sample) bool { return s.Family == stats.Requests }) {
+		s.Samples.Add(stats.Requests, 0) // a client takes a metric that is described and missing for a failure
+	}
 	return s, nil
 }
 

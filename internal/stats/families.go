@@ -105,7 +105,7 @@ var (
 	SpecSwapLimit         = gauge("container_spec_memory_swap_limit_bytes", "Limit on memory and swap together; 0 means no limit.")
 
 	// Requests is the only family that is ours.
-	Requests = counter("container_requests_total", "Requests that the node has served for the container; only WebAssembly components have them.")
+	Requests = counter("container_requests_total", "Requests that the node itself has served for the container: those to WebAssembly components, otherwise 0.")
 
 	PressureCPUWaiting    = counter("container_pressure_cpu_waiting_seconds_total", "Time in which at least one task waited for the CPU, in seconds.")
 	PressureCPUStalled    = counter("container_pressure_cpu_stalled_seconds_total", "Time in which all tasks waited for the CPU, in seconds.")

@@ -198,6 +198,35 @@ func checkMetrics(t *testing.T, d *harness.Daemon, c *harness.Container, want ..
 	return first
 }
 
+// checkDescribed checks that a container and its pod report exactly those of the described metrics that its kind of pod has
+// (docs/metrics.md), and no others. Some need something of the host and are not compared.
+func checkDescribed(t *testing.T, d *harness.Daemon, c *harness.Container, has func(name string) bool) {
+	t.Helper()
+	descriptors, err := d.Runtime().ListMetricDescriptors(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	reported := map[string]bool{}
+	families := gather(t, d) // fails the test if a metric is reported and not described
+	for _, values := range []map[string]float64{valuesOf(families, c.ID), valuesOf(families, c.Pod.ID)} {
+		for series := range values {
+			name, _, _ := strings.Cut(series, ",")
+			reported[name] = true
+		}
+	}
+	optional := slices.Concat(ioMetrics, kernelMetrics)
+	for _, m := range descriptors {
+		if want := has(m.Name); reported[m.Name] != want && !slices.Contains(optional, m.Name) {
+			t.Errorf("%s of %s: reported %v, want %v", m.Name, c.ID, reported[m.Name], want)
+		}
+	}
+}
+
+// except returns whether a metric is none of these.
+func except(names ...string) func(name string) bool {
+	return func(name string) bool { return !slices.Contains(names, name) }
+}
+
 // hostMetrics returns those metrics of kernelMetrics that this host has.
 func hostMetrics(t *testing.T, c *harness.Container) (names []string) {
 	t.Helper()
@@ -241,6 +270,7 @@ func TestMetrics(t *testing.T) {
 		c := sleeper(t, d, limits)
 		c.Must("sh", "-c", "for i in 1 2 3; do echo hi >/file$i; done; sync; i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
 		values := checkMetrics(t, d, c, knownMetrics, cgroupMetrics, diskMetrics, hostMetrics(t, c))
+		checkDescribed(t, d, c, except())
 		for series, want := range map[string]float64{
 			"container_spec_cpu_period": 100_000, "container_spec_cpu_quota": 20_000, "container_spec_cpu_shares": 1024,
 			"container_spec_memory_limit_bytes": 64 << 20, "container_spec_memory_swap_limit_bytes": 64 << 20, "container_memory_failcnt": 0,

@@ -38,6 +38,7 @@ func TestVMNeighbours(t *testing.T) {
 		t.Errorf("environment and command line: got %q, want the pod's variable and tripod.noshell", out)
 	}
 	metrics := checkMetrics(t, d, a, slices.DeleteFunc(slices.Clone(knownMetrics), func(name string) bool { return name == "container_spec_cpu_quota" }), cgroupMetrics, diskMetrics)
+	checkDescribed(t, d, a, except("container_spec_cpu_quota"))
 	if metrics["container_fs_reads_bytes_total,device=cidata"] == 0 {
 		t.Errorf("metrics: got %v, want the bytes that the guest has read from its disk cidata", metrics)
 	}

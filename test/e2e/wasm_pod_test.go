@@ -353,6 +353,7 @@ func TestWasmOwnWorkerMetrics(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "pod"))
 	c, _ := startComponent(t, d, harness.FaultsC, faults)
 	values := checkMetrics(t, d, c, cgroupMetrics)
+	checkDescribed(t, d, c, except(append([]string{"container_spec_cpu_quota"}, diskMetrics...)...))
 	if values["container_processes"] != 1 || values["container_threads"] < 2 {
 		t.Errorf("metrics: got %v, want one process with several threads", values)
 	}
@@ -369,7 +370,11 @@ func TestWasmStats(t *testing.T) {
 		}
 		return st.GetCpu().GetUsageCoreNanoSeconds().GetValue()
 	}
-	checkMetrics(t, d, c, slices.DeleteFunc(slices.Clone(knownMetrics), func(name string) bool { return name == "container_spec_cpu_quota" }))
+	known := slices.DeleteFunc(slices.Clone(knownMetrics), func(name string) bool { return name == "container_spec_cpu_quota" })
+	checkMetrics(t, d, c, known)
+	checkDescribed(t, d, c, func(name string) bool {
+		return slices.Contains(known, name) || slices.Contains(networkMetrics, name) || name == "container_requests_total"
+	})
 	before := cpu()
 	s.call(faults+"/Spin", `{"milliseconds":1000}`)
 	// The range is wide, because a guest that computes for long has a lower priority.
