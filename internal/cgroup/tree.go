@@ -44,6 +44,9 @@ type Tree struct {
 	// Roots maps the hierarchies to their mount points. The key is the list of a v1 hierarchy's controllers, such as
 	// "cpu,cpuacct", or "" on v2.
 	Roots map[string]string
+	// Beside is the directory of a v2 hierarchy beside those of v1, or empty. crun makes a cgroup there for each container and
+	// leaves it.
+	Beside string
 }
 
 // Mount is the mount point of the cgroup file system on every distribution.
@@ -78,6 +81,9 @@ func Open(driver, parent string) (Tree, error) {
 	entries, err := os.ReadDir(Mount)
 	if err != nil {
 		return Tree{}, err
+	}
+	if beside := filepath.Join(Mount, "unified"); exists(beside) {
+		g.Beside = beside
 	}
 	for _, e := range entries {
 		dir := filepath.Join(Mount, e.Name())
@@ -343,6 +349,15 @@ func (g Tree) Dirs(dir string) []string {
 	return dirs
 }
 
+// left returns the directories of a cgroup that can be left when its processes have ended.
+func (g Tree) left(dir string) []string {
+	dirs := g.Dirs(dir)
+	if g.Beside != "" {
+		dirs = append(dirs, filepath.Join(g.Beside, dir))
+	}
+	return dirs
+}
+
 // Remove removes one of our cgroups and the cgroups below it, which must have no processes. A missing cgroup is not an
 // error. The kernel releases a cgroup a moment after its last process was reaped, so Remove retries a busy cgroup until
 // ctx ends.
@@ -351,7 +366,7 @@ func (g Tree) Remove(ctx context.Context, dir string) error {
 		return nil // not ours
 	}
 	var errs []error
-	for _, full := range g.Dirs(dir) {
+	for _, full := range g.left(dir) {
 		errs = append(errs, removeCgroup(ctx, full))
 	}
 	return errors.Join(errs...)
@@ -363,6 +378,8 @@ func removeCgroup(ctx context.Context, full string) error {
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT):
 			return nil
+		case errors.Is(err, unix.ENOTEMPTY): // Beside is an ordinary directory, in which crun has made files
+			return os.RemoveAll(full)
 		case !errors.Is(err, unix.EBUSY):
 			return fmt.Errorf("remove cgroup %s: %w", full, err)
 		}
@@ -454,24 +471,23 @@ func Procs(full string) (pids []int) {
 	return pids
 }
 
-// Marked returns the IDs of pods and containers that have a cgroup directly below the default parent.
-func (g Tree) Marked() (ids []string) {
-	seen := map[string]bool{}
+// Names returns the names, without Mark, of our cgroups directly below the default parent, of which most are IDs of pods and
+// containers.
+func (g Tree) Names() (names []string) {
 	parent := g.Parent
 	if g.Driver == DriverSystemd {
 		parent = ExpandSlice(path.Base(g.Parent))
 	}
-	for _, full := range g.Dirs(parent) {
+	for _, full := range g.left(parent) {
 		entries, _ := os.ReadDir(full)
 		for _, e := range entries {
-			id := strings.TrimSuffix(strings.TrimPrefix(e.Name(), Mark), ".slice")
-			if ID.MatchString(id) && strings.HasPrefix(e.Name(), Mark) && !seen[id] {
-				seen[id] = true
-				ids = append(ids, id)
+			if name, ours := strings.CutPrefix(e.Name(), Mark); ours && e.IsDir() {
+				names = append(names, strings.TrimSuffix(name, ".slice"))
 			}
 		}
 	}
-	return ids
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func exists(name string) bool {

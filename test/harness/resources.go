@@ -165,7 +165,8 @@ func mounts() map[string]int {
 // or a container. The other cgroups are parents, which are made once, or belong to the kubelet.
 func cgroups() map[string]int {
 	found := map[string]int{}
-	for _, root := range testns.CgroupRoots() {
+	// crun makes cgroups below unified, too. In a world, that is an ordinary directory.
+	for _, root := range append(testns.CgroupRoots(), "/sys/fs/cgroup/unified") {
 		_ = filepath.WalkDir(root+CgroupParent(), func(path string, e fs.DirEntry, err error) error {
 			if err == nil && e.IsDir() {
 				procs, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))

@@ -242,7 +242,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 			errs = append(errs, b.removeSandbox(ctx, pod, ""))
 		}
 	}
-	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.releaseOrphans(ctx, keep), reapExecs(b.cfg.execDir()))
+	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.sweepProbes(ctx), b.releaseOrphans(ctx, keep), reapExecs(b.cfg.execDir()))
 	return errors.Join(errs...)
 }
 
@@ -251,8 +251,8 @@ func (b *Backend) removeOrphanCgroups(ctx context.Context, keep map[string]bool)
 		return nil // systemd removes scopes and slices itself
 	}
 	var errs []error
-	for _, id := range b.cgroups.Marked() {
-		if keep[id] {
+	for _, id := range b.cgroups.Names() {
+		if keep[id] || !cgroup.ID.MatchString(id) {
 			continue
 		}
 		dir := filepath.Join(b.cgroups.Parent, cgroup.Mark+id)

@@ -3,8 +3,11 @@ package linux
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -279,5 +282,44 @@ func TestPanicInAStart(t *testing.T) {
 		started := p.container("echo up; " + forever)
 		start(started)
 		started.start().waitLog("up")
+	})
+}
+
+// TestRecoverSweepsProbes: the trial container of a daemon that was killed during its probe goes, with its process, its
+// directory and its cgroups, also that which crun makes in a v2 hierarchy beside those of v1.
+func TestRecoverSweepsProbes(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		dead := exec.Command("true")
+		if err := dead.Run(); err != nil {
+			t.Fatal(err)
+		}
+		id := fmt.Sprintf("probe-%d-1", dead.Process.Pid)
+		dir := filepath.Join(r.cfg.RunDir, id)
+		err := errors.Join(os.Mkdir(dir, 0o700), writeProbeBundle(dir, id, r.cgroups, probeSpec()))
+		if err == nil {
+			err = r.runtime.run(t.Context(), filepath.Join(dir, "log"), "create", "--bundle", dir, "--pid-file", filepath.Join(dir, "pid"), id)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := readPid(filepath.Join(dir, "pid"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		trial, err := process.Open(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer trial.Close()
+		if names := r.cgroups.Names(); !slices.Contains(names, id) {
+			t.Errorf("cgroups: got %v, want %s among them", names, id)
+		}
+		r.restart()
+		if err := trial.Wait(t.Context()); err != nil || exists(dir) || r.runtime.knows(id) {
+			t.Errorf("the trial container's process: %v; directory exists: %v; the runtime knows it: %v", err, exists(dir), r.runtime.knows(id))
+		}
+		if names := r.cgroups.Names(); slices.Contains(names, id) {
+			t.Errorf("cgroups: got %v, want no %s", names, id)
+		}
 	})
 }

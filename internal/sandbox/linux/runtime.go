@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,10 +128,45 @@ func parseFeatures(answer []byte) (known spec.Runtime) {
 	return known
 }
 
+// probeName begins the name of a trial container and of its directory. It names this process, so that a later one can tell what
+// a daemon left that was killed during a probe.
+func probeName(kind string) string { return fmt.Sprintf("%s-%d-", kind, os.Getpid()) }
+
+// staleProbe matches the names of trial containers, with the process that made them.
+var staleProbe = regexp.MustCompile(`^probe-(?:users-)?([0-9]+)-[0-9]+$`)
+
+// sweepProbes ends and removes the trial containers of daemons that no longer run.
+func (b *Backend) sweepProbes(ctx context.Context) error {
+	names, err := os.ReadDir(b.cfg.RunDir)
+	if err != nil {
+		return err
+	}
+	ids := map[string]bool{}
+	for _, e := range names {
+		ids[e.Name()] = true
+	}
+	for _, name := range b.cgroups.Names() {
+		ids[name] = true
+	}
+	var errs []error
+	for id := range ids {
+		m := staleProbe.FindStringSubmatch(id)
+		if m == nil || exists("/proc/"+m[1]) {
+			continue
+		}
+		group := filepath.Join(b.cgroups.Parent, cgroup.Mark+id)
+		if b.cgroups.Driver == cgroup.DriverSystemd {
+			group = filepath.Join(cgroup.ExpandSlice(filepath.Base(b.cgroups.Parent)), cgroup.Mark+id+".scope")
+		}
+		errs = append(errs, b.cgroups.Kill(ctx, group), b.runtime.forget(id), b.cgroups.Remove(ctx, group), os.RemoveAll(filepath.Join(b.cfg.RunDir, id)))
+	}
+	return errors.Join(errs...)
+}
+
 // probe creates and deletes a container without starting it. This tests the host's cgroups, namespaces and mounts.
 // probe reports whether recursive read-only mounts work, and whether release does.
 func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive, releases bool, err error) {
-	dir, err := os.MkdirTemp(cfg.RunDir, "probe-")
+	dir, err := os.MkdirTemp(cfg.RunDir, probeName("probe"))
 	if err != nil {
 		return false, false, err
 	}
@@ -143,7 +179,7 @@ func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive
 
 // probeUserNamespace creates and deletes a container in a user namespace of its own.
 func (r ociRuntime) probeUserNamespace(ctx context.Context, cfg Config, g cgroups) error {
-	dir, err := os.MkdirTemp(cfg.RunDir, "probe-users-")
+	dir, err := os.MkdirTemp(cfg.RunDir, probeName("probe-users"))
 	if err != nil {
 		return err
 	}
@@ -165,7 +201,7 @@ func (r ociRuntime) probeUserNamespace(ctx context.Context, cfg Config, g cgroup
 // tryBundle creates and deletes a container in a directory. In between, it calls check with the container's ID and the
 // name of the file that contains the PID.
 func (r ociRuntime) tryBundle(ctx context.Context, dir string, g cgroups, config *specs.Spec, check func(id, pidFile string)) error {
-	id := filepath.Base(dir) + "-" + strconv.Itoa(os.Getpid())
+	id := filepath.Base(dir)
 	if err := writeProbeBundle(dir, id, g, config); err != nil {
 		return err
 	}
