@@ -24,7 +24,11 @@ func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
 	return q.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
+// Handle also asks whether the record is wanted, because klog does not ask for its errors.
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	if !q.Enabled(ctx, slog.LevelDebug) {
+		return nil
+	}
 	r.Level = slog.LevelDebug
 	return q.Handler.Handle(ctx, r)
 }
