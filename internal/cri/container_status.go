@@ -2,7 +2,9 @@ package cri
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -12,6 +14,9 @@ func (s *Server) ContainerStatus(ctx context.Context, req *runtimeapi.ContainerS
 		return nil, required("container_id")
 	}
 	c, pod, err := s.node.Container(req.GetContainerId())
+	if err == nil && c.Unlisted {
+		err = fmt.Errorf("container %s was removed: %w", c.ID, errdefs.ErrNotFound)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -101,8 +101,8 @@ func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, gra
 }
 
 // RemoveContainer removes a container (CRI RemoveContainer). It kills a running container first, except in a unit pod,
-// where the state table forbids removing a running container. The container of a Killed unit pod is only hidden from
-// lists; RemoveSandbox removes it. Previous attempts can always be removed. RemoveContainer succeeds for an unknown
+// where the state table forbids removing a running container. The container of a Killed unit pod is only hidden;
+// RemoveSandbox removes it. Previous attempts can always be removed. RemoveContainer succeeds for an unknown
 // container.
 func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	p, full, err := n.orderContainer(id)
@@ -116,7 +116,10 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 		return p.removePrevious(full) // only its record exists; the slot belongs to the newest attempt
 	}
 	if err := p.admits(full, RemoveContainer); err != nil {
-		return errors.Join(err, p.unlist(full))
+		return err
+	}
+	if rec := p.rec.Load(); rec.unit && rec.State == Killed {
+		return p.unlist(full)
 	}
 	err = p.slotOf(p.keyOf(full)).run(ctx, n.order(RemoveContainer), func(ctx context.Context) error {
 		return p.removeContainer(ctx, full)
@@ -185,20 +188,14 @@ func (p *livePod) removeStopped(ctx context.Context, id string, intent Call) err
 	return failRemoveCommit.Hit(ctx)
 }
 
-// unlist hides the container of a Killed unit pod from lists. The table does not allow this container to be removed,
-// but a kubelet removes a sandbox only after all of its containers have disappeared from lists.
+// unlist hides the container of a Killed unit pod. It ended with its pod, and a kubelet removes containers before their
+// sandbox.
 func (p *livePod) unlist(id string) error {
-	killed := func(rec *Pod) *Container {
-		if !rec.unit || rec.State != Killed {
-			return nil
-		}
-		return rec.find(id)
-	}
-	if c := killed(p.rec.Load()); c == nil || c.Unlisted {
+	if c := p.rec.Load().find(id); c == nil || c.Unlisted {
 		return nil
 	}
 	return p.commit(func(next *Pod) error {
-		if c := killed(next); c != nil {
+		if c := next.find(id); c != nil {
 			c.Unlisted = true
 		}
 		return nil

@@ -77,7 +77,7 @@ type Container struct {
 	Reason     string
 	Message    string
 	Pid        int
-	// Unlisted hides the container of a Killed unit pod from lists, after its removal was requested.
+	// Unlisted hides the container of a Killed unit pod, after its removal was requested.
 	Unlisted bool
 	// Intent is RemoveContainer, intentRetain or intentUpdate until the order is complete.
 	Intent Call

@@ -63,7 +63,8 @@ const (
 // unitTable is the state table of seed 1 for unit pods, with a row per state and a column per call. A RunPodSandbox
 // request names no pod, so the column Run is about a repeated call with the pod's metadata. That call is Idempotent in
 // every state in which the sandbox is ready. From every state except Killed, RemovePodSandbox walks through Killed,
-// because CRI v1 requires that every sandbox can be removed.
+// because CRI v1 requires that every sandbox can be removed. RemoveContainer in Killed is not refused, as it is in seed 1: a
+// kubelet removes each container before its sandbox, and would log an error each time.
 var unitTable = table{
 	//          Run  Create Start Stop Remove StopPod RemovePod
 	Initiated: {'↻', '✔', '✘', '✘', '✘', '✔', '⇒'},
@@ -72,7 +73,7 @@ var unitTable = table{
 	Running:   {'↻', '↻', '↻', '✔', '✘', '✔', '⇒'},
 	Stopped:   {'↻', '✘', '✔', '↻', '✔', '✔', '⇒'},
 	Removed:   {'↻', '✔', '✘', '✘', '↻', '✔', '⇒'},
-	Killed:    {'✘', '✘', '✘', '✘', '✘', '↻', '✔'},
+	Killed:    {'✘', '✘', '✘', '✘', '↻', '↻', '✔'},
 	Retained:  {'✘', '✘', '✘', '↻', '✔', '✘', '✘'},
 }
 

@@ -471,25 +471,13 @@ func (k *kubelet) collect(p *kubePod, s *podStatus) {
 	}
 }
 
-// removeContainer removes the log and then the container, like the kubelet. For the newest container of a unit pod,
-// which is removed with its pod, the call returns an error, which the kubelet only logs.
+// removeContainer removes the log and then the container, like the kubelet.
 func (k *kubelet) removeContainer(c *runtimeapi.ContainerStatus) {
 	k.t.Helper()
 	if err := os.Remove(c.LogPath); err != nil && !os.IsNotExist(err) {
 		k.t.Error(err)
 	}
-	err := k.runtime.RemoveContainer(context.Background(), c.Id)
-	if status.Code(err) == codes.FailedPrecondition && k.unit(c.Id) {
-		k.t.Logf("RemoveContainer %s: %v", c.Id, err)
-		return
-	}
-	k.must(err)
-}
-
-// unit reports whether the ID of a container is also the ID of a sandbox.
-func (k *kubelet) unit(id string) bool {
-	_, err := k.runtime.PodSandboxStatus(context.Background(), id, false)
-	return err == nil
+	k.must(k.runtime.RemoveContainer(context.Background(), c.Id))
 }
 
 func (k *kubelet) removeSandbox(id string) {
