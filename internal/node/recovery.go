@@ -134,7 +134,7 @@ func (n *Node) known(handler string) []sandbox.Known {
 	var known []sandbox.Known
 	for _, p := range n.pool.all() {
 		rec := p.rec.Load()
-		k := sandbox.Known{Pod: rec.sandboxPod()}
+		k := sandbox.Known{Pod: rec.sandboxPod(), Stopped: rec.State == Killed}
 		for _, c := range rec.Containers {
 			if rec.handlerOf(c) == handler {
 				k.Containers = append(k.Containers, c.sandboxContainer())

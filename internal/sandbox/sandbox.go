@@ -207,6 +207,8 @@ type Sink func(Event)
 type Known struct {
 	Pod        *Pod
 	Containers []*Container
+	// Stopped means that the sandbox was stopped, so its shared resources do not exist, as they should not.
+	Stopped bool
 }
 
 // Found is the result of Recover: the known pods and containers that still exist.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -152,6 +153,25 @@ func TestRecover(t *testing.T) {
 	r.must(r.StopContainer(r.ctx(), running, runs, time.Minute))
 	if s := r.waitEnd(runs); s.Reason != sandbox.ReasonCompleted {
 		t.Errorf("stopped machine's status = %+v, want reason Completed", s)
+	}
+}
+
+// TestRecoverStopped: a stopped pod that waits for its removal has no network, which is nothing to warn about.
+func TestRecoverStopped(t *testing.T) {
+	var log strings.Builder
+	r := newRig(t, func(s *settings) {
+		s.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	p, c := r.run("stopped", "disk")
+	r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
+	r.waitEnd(c)
+	r.must(r.StopSandbox(r.ctx(), p))
+	k := r.known[p.ID]
+	k.Stopped = true
+	r.known[p.ID] = k
+	r.restart()
+	if log.Len() > 0 {
+		t.Errorf("log: got\n%swant nothing", log.String())
 	}
 }
 

@@ -73,8 +73,8 @@ func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
-	if sb == nil || !sb.state.Made {
-		return nil // not completely made, or lost in a reboot
+	if sb == nil || !sb.state.Made || k.Stopped {
+		return nil // not completely made, lost in a reboot, or stopped
 	}
 	interfaces, err := b.cfg.Network.Read(b.cfg.tapsFile(k.Pod.ID))
 	if err == nil {
