@@ -18,7 +18,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -177,7 +176,7 @@ func watchCountdown(t *testing.T, c *http.Client, base, version string) {
 // TestManifests: the manifests of the example have no unknown fields, and their routes lead to the Service's port.
 func TestManifests(t *testing.T) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme, networkingv1.AddToScheme, nodev1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{appsv1.AddToScheme, corev1.AddToScheme, networkingv1.AddToScheme} {
 		utilruntime.Must(add(scheme))
 	}
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -202,7 +201,7 @@ func TestManifests(t *testing.T) {
 			}
 		}
 	}
-	if objects["Deployment"] != 1 || objects["Service"] != 1 || objects["RuntimeClass"] != 1 || objects["Ingress"] != 2 {
+	if objects["Deployment"] != 1 || objects["Service"] != 1 || objects["Ingress"] != 2 || len(objects) != 3 {
 		t.Errorf("objects: got %v", objects)
 	}
 	if got := strings.Count(example(t, "gateway.yaml"), "backendRefs: [{name: greeter, port: 80}]"); got != 2 {

@@ -1,11 +1,12 @@
 package e2e
 
 import (
+	"bytes"
 	"encoding/json"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,20 +16,21 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// runtimeClasses returns the RuntimeClasses in contrib by their handlers. docs/kubernetes.md must have the same ones.
+// runtimeClasses returns the RuntimeClasses in contrib by their handlers. Documents and examples must have no others.
 func runtimeClasses(t *testing.T) map[string]*nodev1.RuntimeClass {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(harness.Root(), "contrib/kubernetes/runtimeclasses.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := harness.Manifests("kubernetes.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, manifests, _ := strings.Cut(string(text), "apiVersion:")
-	if !slices.Contains(page, "apiVersion:"+manifests) {
-		t.Errorf("docs/kubernetes.md lacks the RuntimeClasses of contrib, which are\n%s", manifests)
+	for _, dir := range []string{"docs", "examples", "contrib"} { // another copy would be applied over these, or be deleted with a pod
+		_ = filepath.WalkDir(filepath.Join(harness.Root(), dir), func(path string, _ fs.DirEntry, err error) error {
+			other, readErr := os.ReadFile(path)
+			if err == nil && readErr == nil && strings.Contains(string(other), "kind: RuntimeClass\n") && !bytes.Equal(other, text) {
+				t.Errorf("%s has a RuntimeClass: the place for them is contrib/kubernetes/runtimeclasses.yaml", path)
+			}
+			return err
+		})
 	}
 	classes := map[string]*nodev1.RuntimeClass{}
 	for _, document := range strings.Split(string(text), "\n---\n") {

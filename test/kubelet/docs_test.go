@@ -33,7 +33,7 @@ func TestDocuments(t *testing.T) {
 		for _, h := range node.Status.RuntimeHandlers {
 			handlers[h.Name] = true
 		}
-		for _, name := range []string{"", "linux", "wasm", "vm"} { // the cluster applies this document when it starts
+		for _, name := range []string{"", "linux", "wasm", "vm"} { // the cluster applied the RuntimeClasses when it started
 			if !handlers[name] {
 				t.Errorf("handlers of the node: got %v, want %q among them", node.Status.RuntimeHandlers, name)
 			}

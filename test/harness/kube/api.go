@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -94,12 +95,8 @@ func output(cmd *exec.Cmd) (string, error) {
 	return string(out), err
 }
 
-// applyRuntimeClasses applies the RuntimeClasses in docs/kubernetes.md, unchanged.
+// applyRuntimeClasses applies the RuntimeClasses that the documents tell a cluster's administrator to apply.
 func (c *Cluster) applyRuntimeClasses() error {
-	classes, err := harness.Manifests("kubernetes.md")
-	if err != nil {
-		return err
-	}
-	_, err = c.Kubectl(strings.Join(classes, "---\n"), "apply", "-f", "-")
+	_, err := c.Kubectl("", "apply", "-f", filepath.Join(harness.Root(), "contrib/kubernetes/runtimeclasses.yaml"))
 	return err
 }
