@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -205,6 +206,27 @@ func TestVMExec(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// TestVMExecPowersOff: a program that turns the machine off ends with a sentence, through both doors, and the container ends
+// with it.
+func TestVMExecPowersOff(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	s := startSession(t, harness.SPDY, execURL(t, d, c, false, "sh", "-c", "echo begun; sleep 1000"), false)
+	awaitSaid(t, s, "begun")
+	_, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "poweroff; sleep 1000"}})
+	const sentence = "the machine went off while the program ran"
+	if wantCode(t, err, codes.FailedPrecondition); !strings.Contains(err.Error(), sentence) {
+		t.Errorf("ExecSync: got error %v, want %q", err, sentence)
+	}
+	receive(t, s.done)
+	if s.err == nil || !strings.Contains(s.err.Error(), sentence) {
+		t.Errorf("exec: got error %v, want %q", s.err, sentence)
+	}
+	c.WaitExit(0)
 }
 
 // TestC10VMFiles: all files that QEMU can write, except its disks, are on a tmpfs that is not larger than the console's

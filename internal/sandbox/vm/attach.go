@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 )
@@ -23,17 +24,24 @@ const agentTime = 500 * time.Millisecond
 // Exec implements sandbox.Execer. It uses tripod-agent. If tripod-agent does not answer, and no terminal is requested,
 // Exec uses qemu-guest-agent.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
-	_, l, err := b.ledger.GetRun(p.ID, c.ID)
+	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return 0, err
 	}
+	s, _ := h.Snapshot()
+	hypervisor, err := process.Open(s.Pid)
+	if err != nil {
+		return 0, fmt.Errorf("exec: the machine has ended: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	defer hypervisor.Close()
 	command := agent.Command{ExecRequest: req, Env: environment(c)}
 	if a := l.agent.Load(); a != nil {
 		waiting, cancel := context.WithTimeout(ctx, agentTime)
 		err := a.Wait(waiting)
 		cancel()
 		if err == nil {
-			return a.Exec(ctx, command)
+			code, err := a.Exec(ctx, command)
+			return code, execError(err, hypervisor)
 		}
 	}
 	if !req.TTY && l.qga.Ping(ctx) == nil {

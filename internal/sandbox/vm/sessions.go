@@ -26,6 +26,9 @@ import (
 // guestTime limits how long a session waits until the guest's agent answers on a session port.
 const guestTime = 5 * time.Second
 
+// endTime limits how long the failure of a program waits for the end of its machine, which may be the cause.
+const endTime = 2 * time.Second
+
 // Sessions serves the sessions of machines in a carrier. It implements sandbox.SessionServer and SessionDialer.
 //
 //	exec, port-forward ──▶ guest ══ sessionsN.sock ══ QEMU ══ virtio-serial ══ tripod-agent
@@ -75,13 +78,13 @@ func (b *Backend) PlanSession(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 	}
 	s, _ := h.Snapshot()
 	plan := sessionPlan{Dir: s.Definition.Dir, Env: environment(c), IPs: p.IPs, SerialLog: s.Definition.SerialLog, Stdin: c.Config.GetStdin()}
+	hypervisor, err := process.Open(s.Pid)
+	if err != nil {
+		return nil, fmt.Errorf("the machine has ended: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	plan.Hypervisor = hypervisor.ID
+	hypervisor.Close()
 	if kind == sandbox.SessionAttach {
-		hypervisor, err := process.Open(s.Pid)
-		if err != nil {
-			return nil, fmt.Errorf("the machine has ended: %w: %w", err, errdefs.ErrFailedPrecondition)
-		}
-		plan.Hypervisor = hypervisor.ID
-		hypervisor.Close()
 		return json.Marshal(plan)
 	}
 	plan.Guest = s.Definition.SessionPorts && l.servesSessions(ctx)
@@ -109,12 +112,26 @@ func (s *Sessions) Exec(ctx context.Context, plan []byte, req sandbox.ExecReques
 	if err := json.Unmarshal(plan, &p); err != nil {
 		return 0, err
 	}
+	hypervisor, err := process.Adopt(p.Hypervisor)
+	if err != nil {
+		return 0, fmt.Errorf("exec: the machine has ended: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	defer hypervisor.Close()
 	g, err := s.enter(ctx, p)
 	if err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
 	}
 	defer s.leave(g)
-	return g.agent.Exec(ctx, agent.Command{ExecRequest: req, Env: p.Env})
+	code, err := g.agent.Exec(ctx, agent.Command{ExecRequest: req, Env: p.Env})
+	return code, execError(err, hypervisor)
+}
+
+// execError explains the failure of a program in a guest, if its machine has ended or ends within endTime.
+func execError(err error, hypervisor *process.Process) error {
+	if !errdefs.IsUnavailable(err) || !hypervisor.WaitFor(endTime) {
+		return err
+	}
+	return fmt.Errorf("the machine went off while the program ran: %w", errdefs.ErrFailedPrecondition)
 }
 
 // Attach implements sandbox.SessionServer.
