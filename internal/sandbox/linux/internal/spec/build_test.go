@@ -47,7 +47,7 @@ func TestBuildGolden(t *testing.T) {
 				{ContainerPath: "/img", Image: &runtimeapi.ImageSpec{Image: "sha256:beef"}, Readonly: true},
 			}
 			in.ImageVolumes = map[string]string{"/img": "/run/images/beef"}
-			c.Devices = []*runtimeapi.Device{{HostPath: "/dev/null", ContainerPath: "/dev/hole", Permissions: "rw"}}
+			c.Devices = []*runtimeapi.Device{{HostPath: "/dev/zero", ContainerPath: "/dev/hole", Permissions: "rw"}}
 			c.Linux.Resources = &runtimeapi.LinuxContainerResources{
 				CpuShares: 512, CpuQuota: 50000, CpuPeriod: 100000, CpusetCpus: "0-1", CpusetMems: "0",
 				MemoryLimitInBytes: 64 << 20, OomScoreAdj: 900,
