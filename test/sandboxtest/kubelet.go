@@ -135,9 +135,8 @@ func (c client) eitherID() {
 	c.wantCode(err, codes.NotFound, "status of the removed pod")
 }
 
-// collected: a kubelet's garbage collection removes the containers of a stopped pod, and then the pod once no container
-// is listed. The container of a unit pod cannot be removed alone, but after the refusal it is no longer listed, so the
-// pod can be removed.
+// collected: a kubelet's garbage collection removes the containers of a stopped pod, more than once, and then the pod once no
+// container is listed.
 func (c client) collected() {
 	pod, podConfig := c.pod()
 	id := c.create(pod, podConfig, c.container("c", Runs))
@@ -163,17 +162,13 @@ func (c client) collected() {
 	if listed() != 1 {
 		c.Error("the stopped container is not listed")
 	}
-	err := c.remove(id)
-	if c.Unit {
-		c.wantCode(err, codes.FailedPrecondition, "removal of the container of a killed unit pod")
-		if s := c.status(id); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
-			c.Errorf("status after the refused removal: got %v, want exited", s)
+	for range 2 {
+		c.must(c.remove(id))
+		if listed() != 0 {
+			c.Error("the container is still listed after its removal")
 		}
-	} else {
-		c.must(err)
-	}
-	if listed() != 0 {
-		c.Error("the container is still listed after its removal")
+		_, err := c.cri().ContainerStatus(c.ctx(), &runtimeapi.ContainerStatusRequest{ContainerId: id})
+		c.wantCode(err, codes.NotFound, "status of a removed container")
 	}
 	c.must(c.removePod(pod))
 }
