@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/archive"
+	continuity "github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -98,14 +100,12 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	}
 	defer plain.Close()
 	stream := &digestReader{r: &budgetReader{plain, a.bytes}, digester: digest.Canonical.Digester()}
-	opts := []archive.ApplyOpt{archive.WithFilter(a.accept(ctx, desc))}
-	if len(parents) > 0 {
-		// Leave out these options for the lowest layer: it has nothing to white out and can be mounted without an
-		// overlay.
-		opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithParents(parents))
-	}
-	if _, err := archive.Apply(ctx, root, stream, opts...); err != nil {
+	hidden := &whiteouts{stack: stack{root, parents}}
+	if _, err := archive.Apply(ctx, root, stream, archive.WithFilter(a.accept(ctx, desc, hidden)), archive.WithParents(parents)); err != nil {
 		return "", 0, badArchive(err)
+	}
+	if err := hidden.apply(ctx); err != nil {
+		return "", 0, fmt.Errorf("make whiteouts: %w", err)
 	}
 	// Read on to the end of the stream, because the digest includes the padding after the archive.
 	if _, err := io.Copy(io.Discard, stream); err != nil {
@@ -124,8 +124,9 @@ func badArchive(err error) error {
 }
 
 // accept checks each entry before it is unpacked.
-func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) archive.Filter {
+func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor, hidden *whiteouts) archive.Filter {
 	skipped := 0
+	dirs := map[string]*tar.Header{}
 	return func(h *tar.Header) (bool, error) {
 		a.tracker.touch()
 		// Check the size in the header: a sparse file is small in the archive, but takes its full size on disk.
@@ -142,6 +143,20 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 			}
 			return false, nil
 		}
+		if hidden.take(h) {
+			return false, nil
+		}
+		if err := a.replaced(dirs, h, hidden.root); err != nil {
+			return false, err
+		}
+		switch h.Typeflag {
+		case tar.TypeCont:
+			h.Typeflag = tar.TypeReg // POSIX: treat it so unless the system has files in one piece
+		case tar.TypeLink:
+			if err := a.linkTarget(ctx, h, hidden.stack); err != nil {
+				return false, err
+			}
+		}
 		for key := range h.PAXRecords {
 			// Omit trusted.*: trusted.overlay.* would control the overlay itself, and the others do not belong in
 			// images.
@@ -151,6 +166,47 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 		}
 		return true, nil
 	}
+}
+
+// replaced takes back the times of directories that a later entry of the same name replaces. containerd sets them at the end,
+// by name, when there may be a link.
+func (a *layerApplier) replaced(dirs map[string]*tar.Header, h *tar.Header, root string) error {
+	name := filepath.Clean("/" + h.Name)
+	if h.Typeflag == tar.TypeDir {
+		dirs[name] = h
+		return nil
+	}
+	if dirs[name] == nil {
+		return nil
+	}
+	info, err := os.Lstat(root)
+	if err != nil {
+		return err
+	}
+	for dir, old := range dirs {
+		if dir == name || strings.HasPrefix(dir, name+"/") {
+			*old = tar.Header{Name: "/", ModTime: info.ModTime()}
+			delete(dirs, dir)
+		}
+	}
+	return nil
+}
+
+// linkTarget makes sure that the target of a hard link is in the layer. A layer may refer to a file of a layer below, as in a
+// merged tree.
+func (a *layerApplier) linkTarget(ctx context.Context, h *tar.Header, layers stack) error {
+	target, err := continuity.RootPath(layers.root, h.Linkname)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(target); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	n, err := layers.copyUp(ctx, filepath.Clean("/"+h.Linkname))
+	if err != nil {
+		return fmt.Errorf("entry %q, a hard link to %q: %w", h.Name, h.Linkname, err)
+	}
+	return a.bytes.spend(n)
 }
 
 // allows returns an error if n more units would exceed the limit. It does not count the units as used, because
@@ -198,23 +254,20 @@ func overlayDirs(m mount.Mount) (upper string, lower []string) {
 	return upper, lower
 }
 
-// compressionOf returns the compression of a layer's media type: "", "gzip", "zstd", or "unknown" if only the content
-// shows it. ok is false if the type is not a layer's.
-func compressionOf(mediaType string) (compression string, ok bool) {
-	compression, err := images.DiffCompression(context.Background(), mediaType)
-	return compression, err == nil
+// isLayer reports whether a media type is that of a layer that can be unpacked.
+func isLayer(mediaType string) bool {
+	_, err := images.DiffCompression(context.Background(), mediaType)
+	return err == nil
 }
 
-// decompress decompresses a layer in this process. zstd's window is limited, so a malicious layer cannot exhaust
+// decompress decompresses a layer in this process. The first bytes say how, because registries have layers whose media type is
+// wrong; the diff ID proves the result. zstd's window is limited, so a malicious layer cannot exhaust
 // memory.
 func decompress(mediaType string, r io.Reader) (io.ReadCloser, error) {
-	compression, ok := compressionOf(mediaType)
-	if !ok {
+	if !isLayer(mediaType) {
 		return nil, errors.New("cannot be unpacked")
 	}
-	if compression == "unknown" {
-		r, compression = sniff(r)
-	}
+	r, compression := sniff(r)
 	if open := decompressors[compression]; open != nil {
 		return open(r)
 	}

@@ -134,7 +134,7 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 		return KindArtifact, nil
 	}
 	for _, l := range m.Layers {
-		if _, ok := compressionOf(l.MediaType); !ok {
+		if !isLayer(l.MediaType) {
 			return "", invalidf("layer %s has the type %q, which cannot be unpacked", l.Digest, l.MediaType)
 		}
 	}

@@ -49,8 +49,7 @@ func (b *budgetReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// sniff detects a stream's compression by its first bytes, because Docker's media type for plain layers is also used
-// for compressed layers.
+// sniff detects a stream's compression by its first bytes.
 func sniff(r io.Reader) (io.Reader, string) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	// Four bytes identify gzip and zstd, but not xz, which layers must not use. Ignore an error here, because the next

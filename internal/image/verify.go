@@ -262,7 +262,7 @@ func (v *verifier) archiveSums(ctx context.Context, layer ocispec.Descriptor) (m
 		return nil, err
 	}
 	defer plain.Close()
-	files := map[string][sha256.Size]byte{}
+	files, dirs := map[string][sha256.Size]byte{}, map[string]bool{}
 	for archive := tar.NewReader(plain); ; {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
@@ -273,11 +273,13 @@ func (v *verifier) archiveSums(ctx context.Context, layer ocispec.Descriptor) (m
 		}
 		name := strings.TrimPrefix(filepath.Clean("/"+h.Name), "/")
 		delete(files, name) // a later entry replaces an earlier one
-		if hidden, ok := strings.CutPrefix(filepath.Base(name), ".wh."); ok {
-			delete(files, filepath.Join(filepath.Dir(name), hidden))
-			continue
+		if h.Typeflag == tar.TypeDir {
+			dirs[name] = true
+		} else if dirs[name] {
+			delete(dirs, name)
+			maps.DeleteFunc(files, func(file string, _ [sha256.Size]byte) bool { return strings.HasPrefix(file, name+"/") })
 		}
-		if h.Typeflag != tar.TypeReg {
+		if noFile(name) || h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeCont {
 			continue
 		}
 		sum := sha256.New()

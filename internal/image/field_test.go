@@ -1,0 +1,174 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// The tests in this file are about images as they occur in the field (docs/field.md).
+
+// special returns a tar entry without content.
+func special(name string, kind byte, link string) entryOf {
+	return entryOf{Header: tar.Header{Name: name, Typeflag: kind, Linkname: link, Mode: 0o755}}
+}
+
+// TestLayerCompressionByContent: the first bytes of a layer decide how it is decompressed, whatever its media type says.
+func TestLayerCompressionByContent(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	plain := tarOf(t, file("a", "text"))
+	contents := map[string][]byte{"plain": plain, "gzip": compressGzip(t, plain), "zstd": compressZstd(t, plain)}
+	for _, mediaType := range []string{
+		ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
+		"application/vnd.docker.image.rootfs.diff.tar", "application/vnd.docker.image.rootfs.diff.tar.gzip",
+	} {
+		for name, blob := range contents {
+			m := raw(t, plain)
+			m.blobs[0] = blob
+			m.manifest.Layers[0] = ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
+			img, err := s.Pull(t.Context(), m.push(t, reg, "labelled"), PullOptions{})
+			if err != nil {
+				t.Errorf("%s labelled %s: %v", name, mediaType, err)
+				continue
+			}
+			if found, err := s.Verify(t.Context(), true); err != nil || len(found) > 0 {
+				t.Errorf("%s labelled %s: Verify: %v, %v", name, mediaType, found, err)
+			}
+			check(t, s.Remove(t.Context(), img.ID))
+		}
+	}
+}
+
+// TestLayersOfTheField: what a root filesystem has after its layers were unpacked.
+func TestLayersOfTheField(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	long := strings.Repeat("n", 200)
+	lower := tarOf(t, file("x", "lower"), file("d/old", "lower"), file("d/kept", "lower"), special("l", tar.TypeSymlink, "d"),
+		file("f", "lower"), file("deep/er/old", "lower"), file("deep/er/kept", "lower"), file(long, "lower"))
+	for name, c := range map[string]struct {
+		layer []entryOf
+		want  map[string]string // content by path; "-" means that there is nothing; a name with "/" at its end has the names in a directory
+	}{
+		"file, then its whiteout":        {[]entryOf{file("x", "new"), file(".wh.x", "")}, map[string]string{"x": "new"}},
+		"whiteout, then its file":        {[]entryOf{file(".wh.x", ""), file("x", "new")}, map[string]string{"x": "new"}},
+		"directory, then its whiteout":   {[]entryOf{special("d", tar.TypeDir, ""), file("d/new", "n"), file(".wh.d", "")}, map[string]string{"d/": "new", "d/new": "n"}},
+		"whiteout, then its directory":   {[]entryOf{file(".wh.d", ""), special("d", tar.TypeDir, ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
+		"whiteout of a directory":        {[]entryOf{file(".wh.d", "")}, map[string]string{"d": "-", "l/": "-"}},
+		"whiteout deep below":            {[]entryOf{file("deep/er/.wh.old", "")}, map[string]string{"deep/er/": "kept"}},
+		"whiteout of a long name":        {[]entryOf{file(".wh."+long, "")}, map[string]string{long: "-"}},
+		"whiteout below a file":          {[]entryOf{file("d", "now a file"), file("d/.wh.old", "")}, map[string]string{"d": "now a file"}},
+		"whiteout below a link":          {[]entryOf{special("n", tar.TypeSymlink, "d"), file("n/.wh.old", "")}, map[string]string{"d/": "kept old", "n/": "kept old"}},
+		"whiteout below a lower link":    {[]entryOf{file("l/.wh.old", "")}, map[string]string{"l/": "kept old"}},
+		"whiteout below a lower file":    {[]entryOf{file("f/.wh.old", "")}, map[string]string{"f": "lower"}},
+		"whiteout of nothing":            {[]entryOf{file(".wh.nothing", ""), file("d/.wh.none", "")}, map[string]string{"d/": "kept old", "nothing": "-"}},
+		"whiteout in a new directory":    {[]entryOf{special("new", tar.TypeDir, ""), file("new/.wh.old", ""), file("new/f", "")}, map[string]string{"new/": "f"}},
+		"whiteout in a new one, no more": {[]entryOf{file("new/.wh.old", "")}, map[string]string{"new": "-"}},
+		"opaque directory":               {[]entryOf{file("d/.wh..wh..opq", ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
+		"opaque directory, marked last":  {[]entryOf{file("d/new", "n"), file("d/.wh.old", ""), file("d/.wh..wh..opq", "")}, map[string]string{"d/": "new"}},
+		"opaque root":                    {[]entryOf{file(".wh..wh..opq", ""), file("x", "new"), file("d/new", "n")}, map[string]string{"/": "d x", "d/": "new", "x": "new"}},
+		"metadata of AUFS":               {[]entryOf{file(".wh..wh.aufs", ""), file(".wh..wh.plnk/7", "")}, map[string]string{".wh..wh.aufs": "-", ".wh..wh.plnk": "-", "x": "lower"}},
+		"hard link into a lower layer":   {[]entryOf{special("hard", tar.TypeLink, "d/old"), file("d/new", "n")}, map[string]string{"hard": "lower", "d/old": "lower", "d/": "kept new old"}},
+		"file, directory, link":          {[]entryOf{file("e", "f"), special("e", tar.TypeDir, ""), file("e/in", ""), special("e", tar.TypeSymlink, "nowhere")}, map[string]string{"e": "-> nowhere"}},
+		"directory, file":                {[]entryOf{special("e", tar.TypeDir, ""), file("e", "f")}, map[string]string{"e": "f"}},
+		"contiguous file":                {[]entryOf{func() entryOf { e := file("c", "all"); e.Typeflag = tar.TypeCont; return e }()}, map[string]string{"c": "all"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			img := pull(t, s, raw(t, lower, tarOf(t, c.layer...)).push(t, reg, "field/"+strings.NewReplacer(" ", "-", ",", "").Replace(strings.ToLower(name))))
+			mounts, err := s.Prepare(t.Context(), "c-"+img.ID, img.ID, nil)
+			check(t, err)
+			root := mounted(t, mounts)
+			for at, want := range c.want {
+				if got := look(filepath.Join(root, at), strings.HasSuffix(at, "/")); got != want {
+					t.Errorf("%s: got %q, want %q", at, got, want)
+				}
+			}
+			if found, err := s.Verify(t.Context(), true); err != nil || len(found) > 0 {
+				t.Errorf("Verify: %v, %v", found, err)
+			}
+		})
+	}
+	t.Run("first layer", func(t *testing.T) {
+		img := pull(t, s, raw(t, tarOf(t, file("x", "own"), file(".wh.x", ""), file("d/f", ""), file("d/.wh..wh..opq", ""), file("d/.wh.g", ""))).push(t, reg, "first"))
+		mounts, err := s.Prepare(t.Context(), "first", img.ID, nil)
+		check(t, err)
+		if root := mounted(t, mounts); look(root+"/x", false) != "own" || look(root+"/d", true) != "f" {
+			t.Errorf("got x %q and in d %q, want own and f", look(root+"/x", false), look(root+"/d", true))
+		}
+	})
+	t.Run("hard link to nothing", func(t *testing.T) {
+		m := raw(t, lower, tarOf(t, special("hard", tar.TypeLink, "d/nothing")))
+		_, err := s.Pull(t.Context(), m.push(t, reg, "dangling"), PullOptions{})
+		wantError(t, err, errdefs.IsInvalidArgument, "layer "+m.manifest.Layers[1].Digest.String(), `"hard"`, `"d/nothing"`)
+		if strings.Contains(err.Error(), s.cfg.Root) {
+			t.Errorf("error %q has a path of the node", err)
+		}
+	})
+}
+
+// look describes what is at a path: a file's content, a link's target, or the names in a directory.
+func look(path string, dir bool) string {
+	if dir {
+		entries, err := os.ReadDir(path)
+		if err != nil {
+			return "-"
+		}
+		var names []string
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return strings.Join(names, " ")
+	}
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil:
+		return "-"
+	case info.Mode()&fs.ModeSymlink != 0:
+		target, _ := os.Readlink(path)
+		return "-> " + target
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Sprint(info.Mode(), err)
+	}
+	return string(text)
+}
+
+// TestCopyUpKeepsTheFile: a hard link into a lower layer leaves the file as it was: owner, mode, time, attributes, content.
+func TestCopyUpKeepsTheFile(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	big := bytes.Repeat([]byte("0123456789abcdef"), 100_000)
+	source := entryOf{Header: tar.Header{Name: "bin/tool", Typeflag: tar.TypeReg, Mode: 0o4755, Uid: 12, Gid: 34, Size: int64(len(big)),
+		ModTime: time.Unix(1_000_000_000, 0), Format: tar.FormatPAX, PAXRecords: map[string]string{"SCHILY.xattr.user.mark": "a\x00b"}}, body: string(big)}
+	link := special("tool", tar.TypeLink, "/bin/tool") // with the file's attributes, as tar writes it
+	link.Mode, link.Uid, link.Gid, link.ModTime = source.Mode, source.Uid, source.Gid, source.ModTime
+	img := pull(t, s, raw(t, tarOf(t, source), tarOf(t, link)).push(t, reg, "copied"))
+	mounts, err := s.Prepare(t.Context(), "copied", img.ID, nil)
+	check(t, err)
+	root := mounted(t, mounts)
+	for _, name := range []string{"/bin/tool", "/tool"} {
+		info, err := os.Lstat(root + name)
+		check(t, err)
+		if info.Mode() != 0o755|fs.ModeSetuid || !info.ModTime().Equal(source.ModTime) || read(t, root+name) != string(big) {
+			t.Errorf("%s: got mode %v, time %v, %d bytes", name, info.Mode(), info.ModTime(), info.Size())
+		}
+	}
+	_, lower, err := layerDirs(mounts)
+	check(t, err)
+	upper := stack{lower: lower}
+	found, info := upper.locate("/tool")
+	records := map[string]string{}
+	check(t, attributesOf(found, records))
+	if info == nil || records["SCHILY.xattr.user.mark"] != "a\x00b" {
+		t.Errorf("attributes of %s: got %q", found, records)
+	}
+}
