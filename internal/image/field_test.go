@@ -3,14 +3,18 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -171,4 +175,77 @@ func TestCopyUpKeepsTheFile(t *testing.T) {
 	if info == nil || records["SCHILY.xattr.user.mark"] != "a\x00b" {
 		t.Errorf("attributes of %s: got %q", found, records)
 	}
+}
+
+// TestConfigsOfTheField: configs as other tools write them.
+func TestConfigsOfTheField(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	build := func(change func(*ocispec.Image), layers ...[]byte) *rawImage {
+		m := raw(t, layers...)
+		var config ocispec.Image
+		check(t, json.Unmarshal(m.blobs[len(m.blobs)-1], &config))
+		change(&config)
+		document, err := json.Marshal(config)
+		check(t, err)
+		m.blobs = m.blobs[:len(m.blobs)-1]
+		m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, document)
+		return m
+	}
+	t.Run("empty entrypoint, relative volume", func(t *testing.T) {
+		img := pull(t, s, build(func(c *ocispec.Image) {
+			c.Config.Entrypoint, c.Config.Cmd = []string{""}, []string{"sh"}
+			c.Config.Volumes = map[string]struct{}{"data": {}, "./more/": {}, "/abs": {}}
+		}, tarOf(t, file("a", ""))).push(t, reg, "config"))
+		volumes := slices.Sorted(maps.Keys(img.Config.Config.Volumes))
+		if len(img.Config.Config.Entrypoint) != 0 || !slices.Equal(volumes, []string{"/abs", "/data", "/more"}) {
+			t.Errorf("got entrypoint %q and volumes %q, want none, and those below /", img.Config.Config.Entrypoint, volumes)
+		}
+	})
+	t.Run("type of Docker 1.10", func(t *testing.T) {
+		m := raw(t, tarOf(t, file("a", "")))
+		m.manifest.MediaType, m.manifest.Config.MediaType = images.MediaTypeDockerSchema2Manifest, "application/octet-stream"
+		m.manifest.Layers[0].MediaType = images.MediaTypeDockerSchema2LayerGzip
+		img := pull(t, s, reg.pushRaw(t, "docker", "1", m.manifest.MediaType, m.manifest, m.blobs...))
+		if img.Kind != KindRootfs {
+			t.Errorf("kind: got %s, want a root filesystem", img.Kind)
+		}
+		if _, err := s.Prepare(t.Context(), "docker", img.ID, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("artifact of the same type", func(t *testing.T) {
+		m := raw(t, tarOf(t, file("a", "")))
+		m.manifest.Config.MediaType = "application/octet-stream"
+		if img := pull(t, s, m.push(t, reg, "artifact")); img.Kind != KindArtifact {
+			t.Errorf("kind: got %s, want an artifact", img.Kind)
+		}
+	})
+	t.Run("layer of no bytes", func(t *testing.T) {
+		m := raw(t, tarOf(t, file("a", "text")), nil)
+		m.blobs[1] = nil // not even a compressed nothing
+		m.manifest.Layers[1] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromString("")}
+		img := pull(t, s, m.push(t, reg, "nothing"))
+		mounts, err := s.Prepare(t.Context(), "nothing", img.ID, nil)
+		check(t, err)
+		if root := mounted(t, mounts); look(root+"/a", false) != "text" {
+			t.Errorf("a: got %q, want text", look(root+"/a", false))
+		}
+		if found, err := s.Verify(t.Context(), true); err != nil || len(found) > 0 {
+			t.Errorf("Verify: %v, %v", found, err)
+		}
+	})
+	t.Run("artifact's config of no bytes", func(t *testing.T) {
+		m := raw(t, []byte("anything"))
+		m.blobs[1] = nil
+		m.manifest.Config = ocispec.Descriptor{MediaType: "application/vnd.example.config", Digest: digest.FromString("")}
+		if img := pull(t, s, m.push(t, reg, "emptyconfig")); img.Kind != KindArtifact {
+			t.Errorf("kind: got %s, want an artifact", img.Kind)
+		}
+	})
+	t.Run("no bytes of something", func(t *testing.T) {
+		m := raw(t, tarOf(t, file("a", "")))
+		m.manifest.Layers[0].Size = 0
+		_, err := s.Pull(t.Context(), m.push(t, reg, "lie"), PullOptions{})
+		wantError(t, err, errdefs.IsInvalidArgument, "no bytes")
+	})
 }

@@ -2,6 +2,8 @@ package image
 
 import (
 	"encoding/json"
+	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -51,8 +53,11 @@ func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	if err := desc.Digest.Validate(); err != nil {
 		return invalidf("%s has the digest %q: %v", what, desc.Digest, err)
 	}
-	if desc.Size <= 0 {
+	if desc.Size < 0 {
 		return invalidf("%s %s has the size %d", what, desc.Digest, desc.Size)
+	}
+	if nothing := desc.Digest.Algorithm().FromString(""); desc.Size == 0 && desc.Digest != nothing {
+		return invalidf("%s %s has no bytes, and their digest would be %s", what, desc.Digest, nothing)
 	}
 	if desc.Size > limit {
 		return invalidf("%s %s has %d bytes, more than the limit of %d", what, desc.Digest, desc.Size, limit)
@@ -101,7 +106,7 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 		return nil, invalidf("image %s has %d bytes, more than the limit of %d", desc.Digest, d.size, limits.UnpackedBytes)
 	}
 	var err error
-	if d.kind, err = kindOf(m.Manifest); err != nil {
+	if d.kind, err = kindOf(desc.MediaType, m.Manifest); err != nil {
 		return nil, err
 	}
 	if d.kind != KindRootfs {
@@ -116,7 +121,16 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 	return d, err
 }
 
-func kindOf(m ocispec.Manifest) (Kind, error) {
+// isConfig reports whether a manifest's config is that of a container image. Docker 1.10 and some mirrors wrote a type that says
+// nothing, which artifacts have too, but no artifact has Docker's manifest.
+func isConfig(manifestType string, config ocispec.Descriptor) bool {
+	return images.IsConfigType(config.MediaType) || config.MediaType == mediaTypeUnknown && manifestType == images.MediaTypeDockerSchema2Manifest
+}
+
+// mediaTypeUnknown is the type of bytes about which nothing is known (RFC 2046, 4.5.1).
+const mediaTypeUnknown = "application/octet-stream"
+
+func kindOf(manifestType string, m ocispec.Manifest) (Kind, error) {
 	anyLayer := func(is func(string) bool) bool {
 		return slices.ContainsFunc(m.Layers, func(l ocispec.Descriptor) bool { return is(l.MediaType) })
 	}
@@ -125,7 +139,7 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 		return KindComponent, nil
 	case anyLayer(isDisk):
 		return KindDisk, nil
-	case !images.IsConfigType(m.Config.MediaType):
+	case !isConfig(manifestType, m.Config):
 		for _, l := range m.Layers {
 			if format, suffix, _ := strings.Cut(l.MediaType, "+"); diskFormats[format] != "" {
 				return "", invalidf("layer %s is a disk with the unknown compression %q", l.Digest, suffix)
@@ -166,10 +180,24 @@ func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 	if p := d.image.Platform; p.OS != "" && p.Architecture != "" && !isWasmPlatform(p) && !matcher.Match(platforms.Normalize(p)) {
 		return invalidf("image %s is for %s, not for this node", d.id, platforms.Format(p))
 	}
+	d.image.Config = asDocker(d.image.Config)
 	d.component = entrypointOf(d.image.Config)
 	// ChainIDs modifies its argument, so pass a copy.
 	d.chain = identity.ChainIDs(slices.Clone(d.image.RootFS.DiffIDs))
 	return nil
+}
+
+// asDocker reads a config as Docker does, where the specification leaves room: an entrypoint of one empty word is none, and a
+// relative volume is below the root.
+func asDocker(config ocispec.ImageConfig) ocispec.ImageConfig {
+	if slices.Equal(config.Entrypoint, []string{""}) {
+		config.Entrypoint = nil
+	}
+	for name := range maps.Clone(config.Volumes) {
+		delete(config.Volumes, name)
+		config.Volumes[path.Join("/", name)] = struct{}{}
+	}
+	return config
 }
 
 // choose selects the entry of an index that suits this node best: one for the node's platform, otherwise one without a
