@@ -246,6 +246,6 @@ func TestConfigsOfTheField(t *testing.T) {
 		m := raw(t, tarOf(t, file("a", "")))
 		m.manifest.Layers[0].Size = 0
 		_, err := s.Pull(t.Context(), m.push(t, reg, "lie"), PullOptions{})
-		wantError(t, err, errdefs.IsInvalidArgument, "no bytes")
+		wantError(t, err, errdefs.IsInvalidArgument, "size 0")
 	})
 }

@@ -57,7 +57,7 @@ func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 		return invalidf("%s %s has the size %d", what, desc.Digest, desc.Size)
 	}
 	if nothing := desc.Digest.Algorithm().FromString(""); desc.Size == 0 && desc.Digest != nothing {
-		return invalidf("%s %s has no bytes, and their digest would be %s", what, desc.Digest, nothing)
+		return invalidf("%s %s has the size 0, and the digest of nothing is %s", what, desc.Digest, nothing)
 	}
 	if desc.Size > limit {
 		return invalidf("%s %s has %d bytes, more than the limit of %d", what, desc.Digest, desc.Size, limit)
