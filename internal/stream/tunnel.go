@@ -2,6 +2,8 @@ package stream
 
 import (
 	"bufio"
+	"errors"
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -9,7 +11,6 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
-	tunnels "k8s.io/client-go/tools/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
@@ -60,19 +61,59 @@ func (t *tunnelResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err // and the client has its answer
 	}
-	conn := &tunnelConn{tunnels.NewTunnelingConnection("port-forward", socket), socket}
+	conn := &tunnelConn{Conn: socket}
 	return conn, bufio.NewReadWriter(bufio.NewReader(conn), bufio.NewWriter(conn)), nil
 }
 
-// tunnelConn is the connection inside of a WebSocket.
+// tunnelConn is the connection inside of a WebSocket: the content of its binary messages, one after the other.
 type tunnelConn struct {
-	*tunnels.TunnelingConnection
-	socket *websocket.Conn
+	*websocket.Conn
+	message io.Reader // the one that is being read; nil before the first and between two
+}
+
+var _ net.Conn = (*tunnelConn)(nil)
+
+// Read implements io.Reader. A client that closes the WebSocket ends the connection.
+func (c *tunnelConn) Read(p []byte) (int, error) {
+	for {
+		if c.message == nil {
+			kind, message, err := c.NextReader()
+			switch {
+			case websocket.IsCloseError(err, websocket.CloseNormalClosure, websocket.CloseGoingAway):
+				return 0, io.EOF
+			case err != nil:
+				return 0, err
+			case kind != websocket.BinaryMessage:
+				return 0, errors.New("a tunnel carries binary messages only")
+			}
+			c.message = message
+		}
+		n, err := c.message.Read(p)
+		if err == io.EOF {
+			c.message, err = nil, nil
+		}
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+// Write implements io.Writer.
+func (c *tunnelConn) Write(p []byte) (int, error) {
+	if err := c.WriteMessage(websocket.BinaryMessage, p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// SetDeadline implements net.Conn.
+func (c *tunnelConn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 // SyscallConn returns the socket (syscall.Conn), whose state shows whether the client is gone.
 func (c *tunnelConn) SyscallConn() (syscall.RawConn, error) {
-	if raw, ok := c.socket.NetConn().(syscall.Conn); ok {
+	if raw, ok := c.NetConn().(syscall.Conn); ok {
 		return raw.SyscallConn()
 	}
 	return nil, syscall.EINVAL
@@ -81,5 +122,5 @@ func (c *tunnelConn) SyscallConn() (syscall.RawConn, error) {
 // CloseWrite ends the WebSocket in the direction to the client, which answers by closing it.
 func (c *tunnelConn) CloseWrite() error {
 	end := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
-	return c.socket.WriteControl(websocket.CloseMessage, end, time.Now().Add(lingerTime))
+	return c.WriteControl(websocket.CloseMessage, end, time.Now().Add(lingerTime))
 }
