@@ -68,6 +68,7 @@ func TestExitReasons(t *testing.T) {
 			"completed": {"exit 0", 0, 0, sandbox.ReasonCompleted},
 			"signal":    {"kill -USR1 $$; sleep 1", 0, 0, ""},
 			"oom":       {"dd if=/dev/zero of=/dev/null bs=200M count=1", 16 << 20, 137, sandbox.ReasonOOMKilled},
+			"oom child": {"dd if=/dev/zero of=/dev/null bs=200M count=1 & wait $!; exit 3", 16 << 20, 3, sandbox.ReasonError},
 		} {
 			c := p.container(test.script, func(c *runtimeapi.ContainerConfig) {
 				c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: test.memory}
@@ -76,6 +77,14 @@ func TestExitReasons(t *testing.T) {
 			if test.reason != "" && (s.ExitCode != test.code || s.Reason != test.reason) {
 				t.Errorf("%s: got status %+v, want exit code %d, reason %s", name, s, test.code, test.reason)
 			}
+		}
+		c := p.container("dd if=/dev/zero of=/dev/null bs=200M count=1 & wait $!; echo killed; while :; do sleep 1; done", func(c *runtimeapi.ContainerConfig) {
+			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 16 << 20}
+		}).start()
+		c.waitLog("killed")
+		c.stop(0)
+		if s := c.status(); s.ExitCode != 137 || s.Reason != sandbox.ReasonError {
+			t.Errorf("stopped long after a child was killed: got status %+v, want exit code 137, reason Error", s)
 		}
 	})
 }

@@ -249,3 +249,22 @@ func descriptors(t *testing.T, pid int) (names []string) {
 	}
 	return names
 }
+
+// TestHome: HOME is that of the image's user, and / for a user without an entry, in the container's program and in exec.
+func TestHome(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		for uid, want := range map[int64]string{0: "/root", 4321: "/"} {
+			c := p.container("echo home=$HOME; "+forever, func(c *runtimeapi.ContainerConfig) {
+				c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: uid}
+			}).start()
+			c.waitLog("home=" + want + "\n")
+			out := &safeBuffer{}
+			_, err := r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/sh", "-c", "echo home=$HOME"}, Stdout: out})
+			if err != nil || out.String() != "home="+want+"\n" {
+				t.Errorf("exec by %d: got %q, %v; want %s", uid, out.String(), err, want)
+			}
+			c.stop(0)
+		}
+	})
+}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stats"
 )
@@ -35,7 +37,7 @@ func (b *Backend) watch(h *handle, l *life) {
 	case <-l.conmon.Dead:
 	}
 	b.settle(h, l)
-	status := b.record(h, l, b.asForbidden(h.ID, b.findEnd(h)))
+	status := b.record(h, l, b.asForbidden(h.ID, b.findEnd(h, l)))
 	b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 }
 
@@ -79,7 +81,7 @@ func (b *Backend) record(h *handle, l *life, e end) sandbox.Status {
 }
 
 // findEnd determines how a container ended, once its processes are gone.
-func (b *Backend) findEnd(h *handle) end {
+func (b *Backend) findEnd(h *handle, l *life) end {
 	s, _ := h.Snapshot()
 	code, at, err := readExit(b.exitFile(h.ID))
 	if err != nil {
@@ -92,8 +94,12 @@ func (b *Backend) findEnd(h *handle) end {
 	e := end{at: at, code: code, reason: sandbox.ReasonCompleted}
 	if code != 0 {
 		e.reason = sandbox.ReasonError
-		// The cgroup exists until the runtime deletes the container, so the cgroup's counter belongs to this run.
-		if kills, err := stats.OOMKills(s.Cgroup); err == nil && kills > 0 {
+		l.mu.Lock()
+		ordered := l.killed
+		l.mu.Unlock()
+		// The cgroup exists until the runtime deletes the container, so the cgroup's counter belongs to this run. It also
+		// counts children, which the container may have outlived.
+		if kills, err := stats.OOMKills(s.Cgroup); err == nil && kills > 0 && code == 128+int32(unix.SIGKILL) && !ordered {
 			e.reason = sandbox.ReasonOOMKilled
 		}
 	}

@@ -49,6 +49,7 @@ type life struct {
 	signalled bool        // the stop signal was sent
 	deadline  time.Time   // when kill fires
 	kill      *time.Timer // kills the container
+	killed    bool        // kill fired
 }
 
 func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }
@@ -272,7 +273,12 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 			l.kill.Stop()
 		}
 		l.deadline = deadline
-		l.kill = time.AfterFunc(grace, func() { b.killLife(h, l) })
+		l.kill = time.AfterFunc(grace, func() {
+			l.mu.Lock()
+			l.killed = true
+			l.mu.Unlock()
+			b.killLife(h, l)
+		})
 	}
 	if l.signalled || grace == 0 {
 		return nil

@@ -122,7 +122,7 @@ func (b *Backend) recoverRunning(h *handle) error {
 	h.Adopt(l)
 	if !conmon.Alive() && !init.Alive() {
 		b.settle(h, l)
-		b.record(h, l, b.findEnd(h))
+		b.record(h, l, b.findEnd(h, l))
 		return nil
 	}
 	go guard.Func(b.log, "watch of a container", func() { b.watch(h, l) })()
@@ -194,7 +194,7 @@ func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 	l := newLife(launched{conmon, process.Ended(process.ID{})})
 	h.Adopt(l)
 	h.UpdateInMemory(l, func(s *state) { s.StartedAt = at })
-	b.record(h, l, b.findEnd(h))
+	b.record(h, l, b.findEnd(h, l))
 	return true
 }
 

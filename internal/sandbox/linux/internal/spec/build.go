@@ -117,9 +117,11 @@ func (b *builder) process() (err error) {
 	if p.Cwd, err = workingDir(cfg, image, b.in.Rootfs); err != nil {
 		return err
 	}
-	if p.User, err = user(sc, image.User, b.in.Rootfs); err != nil {
+	known := false
+	if p.User, known, err = user(sc, image.User, b.in.Rootfs); err != nil {
 		return err
 	}
+	p.Env = home(p.Env, known, cfg.GetMounts())
 	if err := checkMapped(p.User, b.in.Pod.IDMap()); err != nil {
 		return err
 	}

@@ -125,6 +125,20 @@ func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.Imag
 	return env, nil
 }
 
+// home sets HOME for a user that is not in /etc/passwd. For the others the OCI runtimes set it, unless it is set, and so they do
+// if a mount replaces the file. For a user without an entry, crun sets none and runc /.
+func home(variables []string, known bool, mounts []*runtimeapi.Mount) []string {
+	replaced := slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool {
+		return below("/etc/passwd", path.Clean(m.GetContainerPath()))
+	})
+	if known || replaced {
+		return variables
+	}
+	env := environment(variables)
+	env.setDefault("HOME", "/")
+	return env
+}
+
 // checkEnvs rejects variables that an OCI specification cannot hold. CRI values are arbitrary bytes, but a
 // specification is JSON and so must be UTF-8.
 func checkEnvs(c *runtimeapi.ContainerConfig) error {

@@ -113,30 +113,29 @@ func number(field, s string) (id uint32, isNumber bool, err error) {
 
 // user resolves the process's identity in the container's root file system. Without a requested group, the primary
 // group is the user's group in /etc/passwd, or 0. The additional groups always include the primary group, so that a
-// process needs privileges to drop its primary group (CVE-2022-36109).
-func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string) (specs.User, error) {
+// process needs privileges to drop its primary group (CVE-2022-36109). known reports whether the user is in /etc/passwd.
+func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string) (u specs.User, known bool, err error) {
 	requested := requestedIdentity(sc, imageUser)
 	passwd, err := userFile(rootfs, "etc/passwd")
 	if err != nil {
-		return specs.User{}, err
+		return u, false, err
 	}
 	groups, err := userFile(rootfs, "etc/group")
 	if err != nil {
-		return specs.User{}, err
+		return u, false, err
 	}
-	var u specs.User
 	entry, err := findUser(requested, passwd)
 	if err != nil {
-		return specs.User{}, err
+		return u, false, err
 	}
 	u.UID, u.GID = entry.uid, entry.gid
 	if requested.group != "" {
 		if u.GID, err = findGroup(requested, groups); err != nil {
-			return specs.User{}, err
+			return u, false, err
 		}
 	}
 	u.AdditionalGids, err = additionalGroups(sc, u.GID, entry.name, groups)
-	return u, err
+	return u, entry.name != "", err
 }
 
 // containerUser converts a process's user to the CRI's form.

@@ -44,7 +44,7 @@ func TestUser(t *testing.T) {
 		},
 	} {
 		require.NoError(t, checkUser(c.sc), name)
-		got, err := user(c.sc, c.image, root)
+		got, _, err := user(c.sc, c.image, root)
 		require.NoError(t, err, name)
 		assert.Equal(t, c.want, got, name)
 	}
@@ -56,10 +56,10 @@ func TestUserRefused(t *testing.T) {
 	for _, image := range []string{
 		"absent", "app:absent", "2147483648", "4294967296", "18446744073709551616", "-1", "0:4294967296", "huge", "minus", "root:hugegroup",
 	} {
-		_, err := user(nil, image, root)
+		_, _, err := user(nil, image, root)
 		requireRefused(t, err, errInvalid, "image USER")
 	}
-	_, err := user(&runtimeapi.LinuxContainerSecurityContext{RunAsUsername: "absent"}, "", root)
+	_, _, err := user(&runtimeapi.LinuxContainerSecurityContext{RunAsUsername: "absent"}, "", root)
 	requireRefused(t, err, errInvalid, "run_as_username")
 	for field, sc := range map[string]*runtimeapi.LinuxContainerSecurityContext{
 		"run_as_group":               {RunAsGroup: int64Value(1)},
@@ -81,7 +81,7 @@ func TestUserFiles(t *testing.T) {
 	writeFile(t, secret, "app:x:1:1::/:\n")
 
 	t.Run("absent", func(t *testing.T) {
-		u, err := user(nil, "5", t.TempDir())
+		u, _, err := user(nil, "5", t.TempDir())
 		require.NoError(t, err)
 		assert.EqualValues(t, 5, u.UID)
 	})
@@ -89,14 +89,14 @@ func TestUserFiles(t *testing.T) {
 		root := t.TempDir()
 		require.NoError(t, os.MkdirAll(filepath.Join(root, "etc"), 0o755))
 		require.NoError(t, os.Symlink(secret, filepath.Join(root, "etc/passwd")))
-		_, err := user(nil, "app", root)
+		_, _, err := user(nil, "app", root)
 		requireRefused(t, err, errInvalid, "no user")
 	})
 	t.Run("symlink inside the image", func(t *testing.T) {
 		root := testRootfs(t)
 		require.NoError(t, os.Rename(filepath.Join(root, "etc/passwd"), filepath.Join(root, "users")))
 		require.NoError(t, os.Symlink("/../../users", filepath.Join(root, "etc/passwd")))
-		u, err := user(nil, "app", root)
+		u, _, err := user(nil, "app", root)
 		require.NoError(t, err)
 		assert.EqualValues(t, 1000, u.UID)
 	})
@@ -104,13 +104,13 @@ func TestUserFiles(t *testing.T) {
 		root := t.TempDir()
 		require.NoError(t, os.MkdirAll(filepath.Join(root, "etc"), 0o755))
 		require.NoError(t, unix.Mkfifo(filepath.Join(root, "etc/group"), 0o644))
-		_, err := user(nil, "5", root)
+		_, _, err := user(nil, "5", root)
 		requireRefused(t, err, errInvalid, "not a regular file")
 	})
 	t.Run("larger than the bound", func(t *testing.T) {
 		root := testRootfs(t)
 		require.NoError(t, os.Truncate(filepath.Join(root, "etc/group"), maxUserFile+1))
-		_, err := user(nil, "app", root)
+		_, _, err := user(nil, "app", root)
 		requireRefused(t, err, errInvalid, "larger than")
 	})
 	t.Run("more groups than the kernel takes", func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestUserFiles(t *testing.T) {
 			fmt.Fprintf(&b, "g%d:x:%d:app\n", i, i+2000)
 		}
 		writeFile(t, filepath.Join(root, "etc/group"), b.String())
-		_, err := user(nil, "app", root)
+		_, _, err := user(nil, "app", root)
 		requireRefused(t, err, errInvalid, "supplemental_groups")
 	})
 }
@@ -132,7 +132,7 @@ func FuzzUser(f *testing.F) {
 		root := t.TempDir()
 		writeFile(t, filepath.Join(root, "etc/passwd"), passwd)
 		writeFile(t, filepath.Join(root, "etc/group"), group)
-		u, err := user(nil, image, root)
+		u, _, err := user(nil, image, root)
 		if err != nil {
 			require.ErrorIs(t, err, errInvalid)
 			return
