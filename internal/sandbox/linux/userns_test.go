@@ -286,3 +286,39 @@ func TestFailedTrialIsRepeated(t *testing.T) {
 		u.end()
 	})
 }
+
+// TestMountsKeepTheirFlags: a bind mount has the flags of the mount that it is made from, read-only or not, also in a user
+// namespace, where the kernel refuses to lift them.
+func TestMountsKeepTheirFlags(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		dir := t.TempDir()
+		if err := unix.Mount("flags", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unmount(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		for name, change := range map[string]func(*runtimeapi.PodSandboxConfig){"plain": func(*runtimeapi.PodSandboxConfig) {}, "user namespace": mapped} {
+			p := r.pod(change)
+			volume := func(path string, readOnly bool) func(*runtimeapi.ContainerConfig) {
+				if name != "plain" {
+					return mappedVolume(dir, path, func(m *runtimeapi.Mount) { m.Readonly = readOnly })
+				}
+				return func(c *runtimeapi.ContainerConfig) {
+					c.Mounts = append(c.Mounts, &runtimeapi.Mount{HostPath: dir, ContainerPath: path, Readonly: readOnly})
+				}
+			}
+			c := p.container("/bin/busybox grep ' /vol-' /proc/mounts; echo end; "+forever, volume("/vol-ro", true), volume("/vol-rw", false)).start()
+			c.waitLog("end")
+			log := c.log()
+			for path, access := range map[string]string{"/vol-ro": "ro,", "/vol-rw": "rw,"} {
+				if !strings.Contains(log, " "+path+" tmpfs "+access+"nosuid,nodev,noexec") {
+					t.Errorf("%s, %s: got mounts\n%swant %snosuid,nodev,noexec", name, path, log, access)
+				}
+			}
+			c.stop(0)
+		}
+	})
+}

@@ -215,9 +215,15 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		if propagation == "rshared" || propagation == "rslave" && rootfs == "" {
 			rootfs = propagation
 		}
+		own := int64(0)
+		if m.GetImage().GetImage() == "" {
+			if own, err = ownFlags(source); err != nil {
+				return nil, nil, "", classifyFileError(field+".host_path", err)
+			}
+		}
 		mount := specs.Mount{
 			Destination: dest, Type: "bind", Source: source,
-			Options: slices.Concat([]string{"rbind", propagation, access(m)}, bindOptions(m)),
+			Options: slices.Concat([]string{"rbind", propagation, access(m, own)}, bindOptions(m, own)),
 		}
 		if m.GetImage().GetImage() == "" && mapsOwners(m) {
 			mount.UIDMappings, mount.GIDMappings = mappings(in.Pod.IDMap())
@@ -247,20 +253,37 @@ func Relabel(c *runtimeapi.ContainerConfig, label string) error {
 	return nil
 }
 
-func access(m *runtimeapi.Mount) string {
+// ownFlags returns the flags of the mount that contains a path (statfs(2), f_flags). A bind mount inherits them, but the runtime
+// changes its flags once more, and what is not repeated then is lost or, in a user namespace, refused by the kernel, because
+// the flags are locked there (mount_namespaces(7)).
+func ownFlags(source string) (flags int64, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(source, &fs); err != nil {
+		return 0, &os.PathError{Op: "statfs", Path: source, Err: err}
+	}
+	return int64(fs.Flags), nil
+}
+
+func access(m *runtimeapi.Mount, own int64) string {
 	switch {
 	case m.GetRecursiveReadOnly():
 		return "rro"
-	case m.GetReadonly():
+	case m.GetReadonly(), own&unix.ST_RDONLY != 0:
 		return "ro"
 	}
 	return "rw"
 }
 
 // bindOptions returns the mount options of the request. In an image volume, devices and set-user-ID bits have no
-// effect. The volume's programs can run, because image volumes often contain tools. A pod can request noexec.
-func bindOptions(m *runtimeapi.Mount) []string {
+// effect. The volume's programs can run, because image volumes often contain tools. A pod can request noexec. The mount keeps
+// its own flags.
+func bindOptions(m *runtimeapi.Mount, own int64) []string {
 	options := slices.Clone(m.GetMountOptions())
+	for flag, option := range map[int64]string{unix.ST_NOSUID: "nosuid", unix.ST_NODEV: "nodev", unix.ST_NOEXEC: "noexec"} {
+		if own&flag != 0 {
+			options = append(options, option)
+		}
+	}
 	if m.GetImage().GetImage() != "" {
 		options = append(options, "nodev", "nosuid")
 	}
