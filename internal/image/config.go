@@ -56,6 +56,9 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// defaultDocumentBytes is the default of Limits.DocumentBytes, and the most that is read of a manifest whose type is not given.
+const defaultDocumentBytes = 8 << 20
+
 // Limits bounds what the store accepts from a registry. A zero field means its default.
 type Limits struct {
 	// DocumentBytes bounds an index, a manifest, a config or the descriptors of a component; the default is 8 MiB.
@@ -79,7 +82,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.PullTimeout, 6*time.Hour)
 	setDefault(&c.ProgressTimeout, time.Minute)
 	setDefault(&c.ResumeWindow, 24*time.Hour)
-	setDefault(&c.Limits.DocumentBytes, 8<<20)
+	setDefault(&c.Limits.DocumentBytes, defaultDocumentBytes)
 	setDefault(&c.Limits.ComponentBytes, 128<<20)
 	setDefault(&c.Limits.IndexDepth, 4)
 	setDefault(&c.Limits.Layers, 128)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path"
 	"strings"
 	"sync/atomic"
 
@@ -31,7 +32,12 @@ type logins struct {
 	request *login
 	// requestHosts are the hosts that may receive the request's login.
 	requestHosts map[string]bool
-	file         map[string]login
+	// file are the logins in the docker config file by the repositories that they are for, such as "host" or "host/team", and
+	// bad the entries that cannot be read.
+	file map[string]login
+	bad  map[string]error
+	// repository is the path of the repository in a registry, such as "team/app".
+	repository string
 	// used is set once a host has received a login.
 	used atomic.Bool
 }
@@ -42,9 +48,9 @@ func (l *logins) use(login bool) {
 	}
 }
 
-// newLogins prepares the logins for a pull from registry, which is the host in the reference.
-func newLogins(auth *Auth, dockerConfig, registry string) (*logins, error) {
-	l := &logins{requestHosts: map[string]bool{}}
+// newLogins prepares the logins for a pull from registry, which is the host in the reference, and the repository in it.
+func newLogins(auth *Auth, dockerConfig, registry, repository string) (*logins, error) {
+	l := &logins{requestHosts: map[string]bool{}, repository: repository}
 	if auth != nil {
 		request, err := auth.login()
 		if err != nil {
@@ -56,11 +62,10 @@ func newLogins(auth *Auth, dockerConfig, registry string) (*logins, error) {
 		}
 	}
 	if dockerConfig != "" {
-		file, err := readDockerConfig(dockerConfig)
-		if err != nil {
+		var err error
+		if l.file, l.bad, err = readDockerConfig(dockerConfig); err != nil {
 			return nil, err
 		}
-		l.file = file
 	}
 	return l, nil
 }
@@ -77,13 +82,21 @@ func (l *logins) trust(registry, host string, auth *Auth) {
 }
 
 // find returns the login for a host: the request's login if the host may receive it, otherwise the login in the docker
-// config file.
-func (l *logins) find(host string) login {
+// config file that is for the longest prefix of the repository. It returns an error if that cannot be read.
+func (l *logins) find(host string) (login, error) {
 	host = hostOf(host)
 	if l.request != nil && l.requestHosts[host] {
-		return *l.request
+		return *l.request, nil
 	}
-	return l.file[host]
+	for at := path.Join(host, l.repository); at != "."; at = path.Dir(at) {
+		if err := l.bad[at]; err != nil {
+			return login{}, err
+		}
+		if found, ok := l.file[at]; ok {
+			return found, nil
+		}
+	}
+	return login{}, nil
 }
 
 func (a *Auth) login() (login, error) {
@@ -112,32 +125,47 @@ func decodeAuth(auth string) (login, error) {
 }
 
 // readDockerConfig reads the "auths" of a docker config.json. It ignores credential helpers, because a root daemon
-// should not run such programs. A missing file means no logins.
-func readDockerConfig(path string) (map[string]login, error) {
-	data, err := os.ReadFile(path)
+// should not run such programs. A missing file means no logins. An entry that cannot be read concerns only its registry.
+func readDockerConfig(file string) (found map[string]login, bad map[string]error, err error) {
+	data, err := os.ReadFile(file)
 	if os.IsNotExist(err) {
-		return nil, nil
+		return nil, nil, nil
 	} else if err != nil {
-		return nil, fmt.Errorf("docker config: %w", err)
+		return nil, nil, fmt.Errorf("docker config: %w", err)
 	}
-	var file struct {
-		Auths map[string]struct {
-			Username, Password, Auth, IdentityToken, RegistryToken string
+	var config struct {
+		Auths map[string]json.RawMessage
+	}
+	if err := json.Unmarshal(data, &config); err != nil {
+		return nil, nil, fmt.Errorf("docker config %s is not valid: %w", file, errdefs.ErrFailedPrecondition)
+	}
+	found, bad = map[string]login{}, map[string]error{}
+	for address, entry := range config.Auths {
+		var a struct{ Username, Password, Auth, IdentityToken, RegistryToken string }
+		err := json.Unmarshal(entry, &a)
+		if err == nil {
+			auth := Auth{Username: a.Username, Password: a.Password, Auth: a.Auth, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
+			found[repositoryOf(address)], err = auth.login()
 		}
-	}
-	if err := json.Unmarshal(data, &file); err != nil {
-		return nil, fmt.Errorf("docker config %s is not valid: %w", path, errdefs.ErrFailedPrecondition)
-	}
-	found := map[string]login{}
-	for address, a := range file.Auths {
-		auth := Auth{Username: a.Username, Password: a.Password, Auth: a.Auth, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
-		l, err := auth.login()
 		if err != nil {
-			return nil, fmt.Errorf("docker config %s, %q: %w", path, address, err)
+			bad[repositoryOf(address)] = fmt.Errorf("docker config %s, %q: %w: %w", file, address, err, errdefs.ErrInvalidArgument)
 		}
-		found[hostOf(address)] = l
 	}
-	return found, nil
+	return found, bad, nil
+}
+
+// repositoryOf returns what a key of a docker config.json is for: a registry's host, or a repository or group of repositories in
+// it. Old keys end with the version of the API.
+func repositoryOf(address string) string {
+	_, rest, ok := strings.Cut(address, "://")
+	if !ok {
+		rest = address
+	}
+	_, below, _ := strings.Cut(strings.Trim(rest, "/"), "/")
+	if below == "v1" || below == "v2" {
+		below = ""
+	}
+	return path.Join(hostOf(address), below)
 }
 
 // hostOf returns the host in a registry's address, without a scheme or path. It returns docker.io for all names of

@@ -38,7 +38,7 @@ func classify(ctx context.Context, what string, err error) error {
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
 		err = cause
 	}
-	return fmt.Errorf("%s: %w", what, withClass(err))
+	return fmt.Errorf("%s: %w", what, redacted{withClass(err)})
 }
 
 // withClass adds the class that classOf returns for err, if any.

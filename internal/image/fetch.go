@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
@@ -47,14 +48,30 @@ func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 		if fetcher == nil {
 			continue
 		}
-		if last = p.fetchFrom(ctx, fetcher, desc); last == nil || ctx.Err() != nil {
-			return last
+		for again := true; again; again = p.passOver(ctx, desc, last) {
+			if last = p.fetchFrom(ctx, fetcher, desc); last == nil || ctx.Err() != nil {
+				return last
+			}
 		}
 	}
 	if peer := p.lastResort(last); peer != nil && p.fetchFrom(ctx, peer, desc) == nil {
 		return nil
 	}
 	return last
+}
+
+// passOver reports whether another host may have the blob, because the one that sent wrong or too little content is a mirror.
+func (p *puller) passOver(ctx context.Context, desc ocispec.Descriptor, err error) bool {
+	if !errdefs.IsDataLoss(err) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return false
+	}
+	mirror := p.hosts.passOver(desc.Digest)
+	if mirror == "" {
+		return false
+	}
+	p.cfg.Logger.WarnContext(ctx, "a mirror sent wrong content and is passed over", "mirror", mirror, "blob", desc.Digest, "err", redacted{err})
+	_ = p.content.Abort(ctx, remotes.MakeRefKey(ctx, desc)) // what it has sent, if anything
+	return true
 }
 
 // fetchFrom downloads a blob from one source. A broken transfer resumes.

@@ -60,7 +60,7 @@ func FuzzDockerConfig(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "config.json")
 	f.Fuzz(func(t *testing.T, data []byte) {
 		check(t, os.WriteFile(path, data, 0o600))
-		if _, err := readDockerConfig(path); err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInvalidArgument(err) {
+		if _, _, err := readDockerConfig(path); err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInvalidArgument(err) {
 			t.Errorf("readDockerConfig() returned an error of the wrong class: %v", err)
 		}
 	})

@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"math"
@@ -56,8 +57,12 @@ func (h slogHook) Fire(e *logrus.Entry) error {
 	}
 	attrs := make([]slog.Attr, 0, len(e.Data))
 	for key, value := range e.Data {
+		switch value.(type) {
+		case string, error, fmt.Stringer: // may have URLs
+			value = withoutQueries(fmt.Sprint(value))
+		}
 		attrs = append(attrs, slog.Any(key, value))
 	}
-	h.to.LogAttrs(ctx, level, e.Message, attrs...)
+	h.to.LogAttrs(ctx, level, withoutQueries(e.Message), attrs...)
 	return nil
 }

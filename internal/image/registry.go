@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,9 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 )
 
 // maxRedirects limits the redirects of one request.
@@ -31,14 +34,17 @@ type Registries struct {
 	PlainHTTP bool
 }
 
-// resolver makes the resolver for one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only. The
-// returned function reports whether a host has received a login so far.
-func (r Registries) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, func() bool, error) {
+// resolver makes the resolver for one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only.
+func (r Registries) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, *hostsUsed, error) {
 	registry := reference.Domain(named)
-	logins, err := newLogins(auth, r.DockerConfig, registry)
+	logins, err := newLogins(auth, r.DockerConfig, registry, reference.Path(named))
 	if err != nil {
 		return nil, nil, err
 	}
+	for _, bad := range logins.bad {
+		log.G(ctx).Warn(bad.Error())
+	}
+	used := &hostsUsed{logins: logins, served: map[digest.Digest]string{}, passed: map[string]bool{}}
 	scheme := ""
 	if r.PlainHTTP {
 		scheme = "http"
@@ -47,9 +53,9 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 		HostDir:       r.hostDir,
 		DefaultScheme: scheme,
 		Credentials: func(host string) (string, string, error) {
-			l := logins.find(host)
+			l, err := logins.find(host)
 			logins.use(l != login{})
-			return l.username, l.secret, nil
+			return l.username, l.secret, err
 		},
 		UpdateClient: func(c *http.Client) error {
 			c.CheckRedirect = checkRedirect
@@ -68,7 +74,14 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 		logins.trust(namespace, hosts[len(hosts)-1].Host, auth)
 		for i := range hosts {
 			logins.use(hasOwnLogin(hosts[i]))
-			if bearer := logins.find(hosts[i].Host).bearer; bearer != "" {
+			client := *hosts[i].Client
+			client.Transport = registryTransport{cmp.Or(client.Transport, http.DefaultTransport), hosts[i].Host, i < len(hosts)-1, used}
+			hosts[i].Client = &client
+			own, err := logins.find(hosts[i].Host)
+			if err != nil {
+				return nil, err
+			}
+			if bearer := own.bearer; bearer != "" {
 				hosts[i].Header = hosts[i].Header.Clone()
 				if hosts[i].Header == nil {
 					hosts[i].Header = http.Header{}
@@ -81,7 +94,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 		return hosts, nil
 	}
 	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: hosts, Headers: http.Header{"User-Agent": {"tripod"}}})
-	return resolver, logins.used.Load, nil
+	return resolver, used, nil
 }
 
 // hasOwnLogin reports whether hosts.toml gives a host a header or a certificate of this node.

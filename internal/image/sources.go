@@ -34,18 +34,18 @@ type sources struct {
 	peer func() remotes.Fetcher
 	// origin is the registry after peers have resolved a digest; nil if the registry is unavailable.
 	origin remotes.Fetcher
-	// login reports whether a host has received a login.
-	login func() bool
+	// hosts is what was learned about the registry and its mirrors.
+	hosts *hostsUsed
 }
 
 // resolve finds the reference's current target, at the registry or at peers.
 func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, error) {
 	defer p.tracker.busy()()
-	registry, login, err := Registries{HostsDir: p.cfg.HostsDir, DockerConfig: p.cfg.DockerConfig}.resolver(ctx, p.named, auth)
+	registry, used, err := Registries{HostsDir: p.cfg.HostsDir, DockerConfig: p.cfg.DockerConfig}.resolver(ctx, p.named, auth)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	p.login = login
+	p.hosts = used
 	peers := sync.OnceValue(func() remotes.Resolver { return p.peers.resolver(ctx) })
 	p.peer = sync.OnceValue(func() remotes.Fetcher { return p.fetcherOf(ctx, peers()) })
 	digested := digestIn(p.named) != ""
@@ -137,7 +137,7 @@ func unavailable(err error) bool { return err != nil && errdefs.IsUnavailable(wi
 
 // labels are the labels of the records of a pulled image's names.
 func (p *puller) labels() map[string]string {
-	if p.fromPeer || p.login() {
+	if p.fromPeer || p.hosts.login() {
 		return nil
 	}
 	return map[string]string{labelPublic: "true"}

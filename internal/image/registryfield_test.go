@@ -1,0 +1,184 @@
+package image
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// TestPresignedManifests: a registry redirects to a store whose signed URLs are for GET only. No signature is in an error or in
+// the log.
+func TestPresignedManifests(t *testing.T) {
+	reg := newRegistry(t)
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
+	refuse := false
+	var store *httptest.Server
+	store = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet || refuse {
+			http.Error(w, "SignatureDoesNotMatch", http.StatusForbidden)
+			return
+		}
+		r.URL.RawQuery, r.Header["X-Direct"] = "", []string{"1"}
+		resp, err := http.Get(reg.URL + r.URL.Path)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		var body bytes.Buffer
+		_, _ = body.ReadFrom(resp.Body)
+		_, _ = w.Write(body.Bytes()) // like an object store: without the registry's headers
+	}))
+	defer store.Close()
+	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Header.Get("User-Agent") != "tripod" || r.URL.Path == "/v2/" {
+			return false
+		}
+		http.Redirect(w, r, store.URL+r.URL.Path+"?X-Amz-Signature=topsecret&X-Amz-Date=1", http.StatusTemporaryRedirect)
+		return true
+	})
+	var log bytes.Buffer
+	s := open(t, Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	pull(t, s, ref)
+	refuse = true
+	_, err := open(t, Config{}).Pull(t.Context(), ref, PullOptions{})
+	wantError(t, err, errdefs.IsPermissionDenied, ref)
+	store.Close()
+	_, gone := open(t, Config{}).Pull(t.Context(), ref, PullOptions{})
+	wantError(t, gone, errdefs.IsUnavailable, ref)
+	for what, text := range map[string]string{"error": err.Error(), "network error": gone.Error(), "log": log.String()} {
+		if strings.Contains(text, "topsecret") {
+			t.Errorf("the %s has the signature: %s", what, text)
+		}
+	}
+}
+
+// TestManifestsWithoutType: static files behind a web server have no manifest's Content-Type. The document says what it is.
+func TestManifestsWithoutType(t *testing.T) {
+	reg := newRegistry(t)
+	m := raw(t, tarOf(t, file("a", "")))
+	m.push(t, reg, "named")
+	m.manifest.MediaType = ""
+	m.push(t, reg, "unnamed")
+	m.manifest.MediaType = ocispec.MediaTypeImageIndex
+	reg.pushRaw(t, "lying", "1", ocispec.MediaTypeImageManifest, m.manifest, m.blobs...)
+	for _, given := range []string{"", "application/octet-stream", "application/json", "application/json; charset=utf-8", "text/plain"} {
+		reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.Contains(r.URL.Path, "/manifests/") || r.Header.Get("User-Agent") != "tripod" {
+				return false
+			}
+			resp, err := http.Get(reg.URL + r.URL.Path)
+			if err != nil {
+				t.Error(err)
+				return true
+			}
+			defer resp.Body.Close()
+			w.Header()["Content-Type"] = nil
+			if given != "" {
+				w.Header().Set("Content-Type", given)
+			}
+			w.WriteHeader(resp.StatusCode)
+			if r.Method == http.MethodGet {
+				var body bytes.Buffer
+				_, _ = body.ReadFrom(resp.Body)
+				_, _ = w.Write(body.Bytes())
+			}
+			return true
+		})
+		for _, name := range []string{"named", "unnamed"} {
+			if img, err := open(t, Config{}).Pull(t.Context(), reg.ref(name+":1"), PullOptions{}); err != nil || img.Kind != KindRootfs {
+				t.Errorf("%s with the type %q: got %+v, %v", name, given, img, err)
+			}
+		}
+		if _, err := open(t, Config{}).Pull(t.Context(), reg.ref("lying:1"), PullOptions{}); err == nil {
+			t.Errorf("a manifest that says that it is an index, with the type %q: pulled", given)
+		}
+	}
+}
+
+// TestMirrorThatIsNone: a mirror that answers a page instead of a manifest is passed over, and named if nothing else answers.
+func TestMirrorThatIsNone(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "app:1", oneFileImage(t, "x"))
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprint(w, "<html>Please log in</html>")
+	}))
+	defer page.Close()
+	const mirror = "server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n"
+	dir := hostsToml(t, "registry.example", fmt.Sprintf(mirror, reg.URL, page.URL))
+	pull(t, open(t, Config{HostsDir: []string{dir}}), "registry.example/app:1")
+	var log bytes.Buffer
+	garbage := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		resp, err := http.Get(reg.URL + r.URL.Path)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			body = bytes.Repeat([]byte("?"), len(body))
+		}
+		w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
+		w.Header().Set("Docker-Content-Digest", resp.Header.Get("Docker-Content-Digest"))
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+		_, _ = w.Write(body)
+	}))
+	defer garbage.Close()
+	dir = hostsToml(t, "registry.example", fmt.Sprintf(mirror, reg.URL, garbage.URL))
+	pull(t, open(t, Config{HostsDir: []string{dir}, Logger: slog.New(slog.NewTextHandler(&log, nil))}), "registry.example/app:1")
+	if name := strings.TrimPrefix(garbage.URL, "http://"); !strings.Contains(log.String(), "mirror="+name) {
+		t.Errorf("log: got %q, want the mirror %s", log.String(), name)
+	}
+	alone := hostsToml(t, "registry.example", fmt.Sprintf(mirror, page.URL, page.URL))
+	_, err := open(t, Config{HostsDir: []string{alone}}).Pull(t.Context(), "registry.example/app:1", PullOptions{})
+	wantError(t, err, errdefs.IsInvalidArgument, strings.TrimPrefix(page.URL, "http://"), "text/html")
+}
+
+// TestLoginOfTheLongestPrefix: a docker config may have logins for a registry and for parts of it. One that cannot be read
+// concerns only what it is for.
+func TestLoginOfTheLongestPrefix(t *testing.T) {
+	encoded := func(user string) string { return base64.StdEncoding.EncodeToString([]byte(user + ":secret")) }
+	config := filepath.Join(t.TempDir(), "config.json")
+	check(t, os.WriteFile(config, fmt.Appendf(nil, `{"auths": {
+		"registry.example": {"auth": %q}, "registry.example/a": {"auth": %q}, "https://registry.example/a/deep/": {"auth": %q},
+		"https://old.example/v1/": {"auth": %q}, "https://index.docker.io/v1/": {"auth": %q},
+		"broken.example": {"auth": "%%%%%%"}, "registry.example/broken": {"auth": 7}}}`,
+		encoded("host"), encoded("a"), encoded("deep"), encoded("old"), encoded("hub")), 0o600))
+	for at, want := range map[string]string{
+		"registry.example/app": "host", "registry.example/a": "a", "registry.example/a/app": "a", "registry.example/ab/app": "host",
+		"registry.example/a/deep/app": "deep", "registry.example/a/deeper": "a", "old.example/app": "old", "registry-1.docker.io/library/x": "hub",
+		"unknown.example/app": "", "broken.example/app": "error", "registry.example/broken/app": "error",
+	} {
+		host, repository, _ := strings.Cut(at, "/")
+		l, err := newLogins(nil, config, host, repository)
+		check(t, err)
+		found, err := l.find(host)
+		if got := found.username; (err != nil) != (want == "error") || err == nil && got != want {
+			t.Errorf("%s: got the login of %q, %v; want that of %q", at, got, err, want)
+		}
+		if err != nil && strings.Contains(err.Error(), "%%%") {
+			t.Errorf("%s: error %q contains the login", at, err)
+		}
+	}
+	reg := newRegistry(t)
+	reg.push(t, "app:1", oneFileImage(t, "x"))
+	var log bytes.Buffer
+	pull(t, open(t, Config{DockerConfig: config, Logger: slog.New(slog.NewTextHandler(&log, nil))}), reg.ref("app:1"))
+	if !strings.Contains(log.String(), "broken.example") {
+		t.Errorf("log: got %q, want a warning about broken.example", log.String())
+	}
+}

@@ -1,0 +1,195 @@
+package image
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// registryTransport evens out what registries answer to requests for manifests, before containerd reads the answer.
+//
+//   - A HEAD that fails in another way than 401 and 404 is repeated as GET: the signature in a URL to which a registry
+//     redirects is often for GET only.
+//   - A manifest without a useful Content-Type, as static files have it, gets that of its own mediaType, or of its shape.
+//   - An answer that is no document at all, such as a page of a proxy, is an error, so that the next host is asked.
+//
+// It also notes which host serves a blob, and no longer asks a mirror that was passed over.
+type registryTransport struct {
+	base   http.RoundTripper
+	host   string // as configured
+	mirror bool   // another host follows
+	used   *hostsUsed
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t registryTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if t.mirror && t.used.isPassedOver(t.host) {
+		return nil, fmt.Errorf("mirror %s was passed over, because it sent wrong content: %w", t.host, errdefs.ErrUnavailable)
+	}
+	resp, err := t.base.RoundTrip(req)
+	if err == nil && t.mirror && strings.Contains(req.URL.Path, "/blobs/") {
+		t.used.note(digest.Digest(path.Base(req.URL.Path)), t.host)
+	}
+	if err != nil || !forManifest(req) {
+		return resp, err
+	}
+	if req.Method == http.MethodHead && repeatAsGet(resp) {
+		again, err := t.base.RoundTrip(asGet(req))
+		if err != nil {
+			return resp, nil //nolint:nilerr // the first answer says as much
+		}
+		resp.Body.Close()
+		resp = again
+	}
+	if resp.StatusCode != http.StatusOK || typeKnown(resp) {
+		return resp, nil
+	}
+	return t.named(req, resp)
+}
+
+// hostsUsed is what one transfer has learned about the hosts that serve it.
+type hostsUsed struct {
+	logins *logins
+
+	mu     sync.Mutex
+	served map[digest.Digest]string // mirrors by the last blob that each was asked for
+	passed map[string]bool          // mirrors that sent wrong content
+}
+
+// login reports whether a host has received a login so far.
+func (u *hostsUsed) login() bool { return u.logins.used.Load() }
+
+func (u *hostsUsed) note(blob digest.Digest, mirror string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.served[blob] = mirror
+}
+
+func (u *hostsUsed) isPassedOver(mirror string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.passed[mirror]
+}
+
+// passOver is called if the content of a blob is wrong. If a mirror sent it, that mirror is asked no more, and passOver returns
+// its name, otherwise "".
+func (u *hostsUsed) passOver(blob digest.Digest) string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	mirror := u.served[blob]
+	if mirror == "" || u.passed[mirror] {
+		return ""
+	}
+	u.passed[mirror] = true
+	return mirror
+}
+
+// forManifest reports whether a request, or the first of the redirected ones before it, is for a manifest.
+func forManifest(req *http.Request) bool {
+	for req.Response != nil && req.Response.Request != nil {
+		req = req.Response.Request
+	}
+	return (req.Method == http.MethodHead || req.Method == http.MethodGet) && strings.Contains(req.URL.Path, "/manifests/")
+}
+
+// repeatAsGet reports whether only a GET can tell more than this answer to a HEAD.
+func repeatAsGet(resp *http.Response) bool {
+	switch {
+	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusNotFound:
+		return false
+	case resp.StatusCode >= http.StatusBadRequest:
+		return true
+	}
+	return resp.StatusCode == http.StatusOK && !typeKnown(resp)
+}
+
+func asGet(req *http.Request) *http.Request {
+	get := req.Clone(req.Context())
+	get.Method = http.MethodGet
+	return get
+}
+
+// typeKnown reports whether an answer's Content-Type is that of a manifest or an index.
+func typeKnown(resp *http.Response) bool {
+	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	return err == nil && (images.IsManifestType(kind) || images.IsIndexType(kind) || kind == images.MediaTypeDockerSchema1Manifest ||
+		kind == "application/vnd.docker.distribution.manifest.v1+json")
+}
+
+// named gives a manifest the type that its document says. The body has been read, and can be read again.
+func (t registryTransport) named(req *http.Request, resp *http.Response) (*http.Response, error) {
+	document, err := io.ReadAll(io.LimitReader(resp.Body, defaultDocumentBytes+1))
+	resp.Body.Close()
+	if err != nil {
+		return nil, fmt.Errorf("read a manifest of %s: %w", req.URL.Host, err)
+	}
+	given := resp.Header.Get("Content-Type")
+	if len(document) > defaultDocumentBytes {
+		return nil, fmt.Errorf("%s answered with more than %d bytes of the type %q: %w", req.URL.Host, defaultDocumentBytes, given, errdefs.ErrInvalidArgument)
+	}
+	kind := documentType(document)
+	if kind == "" {
+		return nil, fmt.Errorf("%s answered with something of the type %q that is no manifest: %w", req.URL.Host, given, errdefs.ErrInvalidArgument)
+	}
+	resp.Header = resp.Header.Clone()
+	resp.Header.Set("Content-Type", kind)
+	resp.Header.Set("Content-Length", strconv.Itoa(len(document)))
+	resp.ContentLength = int64(len(document))
+	resp.Body = io.NopCloser(bytes.NewReader(document))
+	if req.Method == http.MethodHead {
+		resp.Body = http.NoBody
+	}
+	return resp, nil
+}
+
+// documentType returns the type of a manifest or an index by its mediaType, which must fit its shape, or else by its shape; ""
+// if it is neither.
+func documentType(document []byte) string {
+	var d struct {
+		MediaType     string          `json:"mediaType"`
+		SchemaVersion int             `json:"schemaVersion"`
+		Config        json.RawMessage `json:"config"`
+		Layers        json.RawMessage `json:"layers"`
+		Manifests     json.RawMessage `json:"manifests"`
+		FSLayers      json.RawMessage `json:"fsLayers"`
+	}
+	if json.Unmarshal(document, &d) != nil {
+		return ""
+	}
+	switch manifest, index := len(d.Config) > 0 && len(d.Layers) > 0, len(d.Manifests) > 0; {
+	case manifest && !index && (d.MediaType == "" || images.IsManifestType(d.MediaType)):
+		return cmp.Or(d.MediaType, ocispec.MediaTypeImageManifest)
+	case index && !manifest && (d.MediaType == "" || images.IsIndexType(d.MediaType)):
+		return cmp.Or(d.MediaType, ocispec.MediaTypeImageIndex)
+	case len(d.FSLayers) > 0 && d.SchemaVersion == 1:
+		return images.MediaTypeDockerSchema1Manifest
+	}
+	return ""
+}
+
+// query matches the query of a URL in a text.
+var query = regexp.MustCompile(`(https?://[^\s"'?]+)\?[^\s"']*`)
+
+// withoutQueries removes the queries of URLs from a text, because they can hold signatures that let anybody read an image.
+func withoutQueries(text string) string { return query.ReplaceAllString(text, "$1?…") }
+
+// redacted is an error whose text has no queries of URLs.
+type redacted struct{ error }
+
+func (e redacted) Error() string { return withoutQueries(e.error.Error()) }
+
+func (e redacted) Unwrap() error { return e.error }
