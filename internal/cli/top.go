@@ -107,7 +107,7 @@ func (s *sampler) sample(ctx context.Context) ([]load, error) {
 	if err != nil {
 		return nil, err
 	}
-	requests, err := s.requests(ctx)
+	requests, err := s.requests(ctx, pods)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (s *sampler) sample(ctx context.Context) ([]load, error) {
 
 // requests returns the number of requests by pod. The metrics of all pods are long, so it seldom asks a node that has
 // served none. Other runtimes may lack the call.
-func (s *sampler) requests(ctx context.Context) (map[string]float64, error) {
+func (s *sampler) requests(ctx context.Context, pods []*runtimeapi.PodSandbox) (map[string]float64, error) {
 	if s.quiet > 0 {
 		s.quiet--
 		return nil, nil
@@ -127,7 +127,7 @@ func (s *sampler) requests(ctx context.Context) (map[string]float64, error) {
 	if err != nil && status.Code(err) != codes.Unimplemented {
 		return nil, err
 	}
-	totals := requestTotals(metrics)
+	totals := requestTotals(metrics, pods)
 	if len(totals) == 0 {
 		s.quiet = askAgain
 	}
@@ -184,19 +184,25 @@ func (l *load) setRates(before, after counters) {
 	}
 }
 
-// requestTotals returns the number of requests by pod, for the pods that have had some.
-func requestTotals(pods []*runtimeapi.PodSandboxMetrics) map[string]float64 {
-	all := map[string]float64{}
+// requestTotals returns the number of requests by pod, for the pods of components and those that have had some. The other pods
+// serve their requests themselves, and the node reports 0.
+func requestTotals(all []*runtimeapi.PodSandboxMetrics, pods []*runtimeapi.PodSandbox) map[string]float64 {
+	totals := map[string]float64{}
 	for _, p := range pods {
+		if p.GetRuntimeHandler() == "wasm" {
+			totals[p.GetId()] = 0
+		}
+	}
+	for _, p := range all {
 		for _, c := range p.GetContainerMetrics() {
 			for _, m := range c.GetMetrics() {
-				if m.GetName() == stats.Requests.Name && m.GetValue().GetValue() > 0 {
-					all[p.GetPodSandboxId()] += float64(m.GetValue().GetValue())
+				if v := m.GetValue().GetValue(); m.GetName() == stats.Requests.Name && v > 0 {
+					totals[p.GetPodSandboxId()] += float64(v)
 				}
 			}
 		}
 	}
-	return all
+	return totals
 }
 
 // order is one column by which the table can be sorted.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"maps"
 	"errors"
 	"os"
 	"strings"
@@ -53,10 +54,11 @@ func TestTopRequestTotals(t *testing.T) {
 	}
 	got := requestTotals([]*runtimeapi.PodSandboxMetrics{
 		{PodSandboxId: "a", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total", 7), metric("container_threads", 3)}}}},
-		{PodSandboxId: "b", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_threads", 3)}}}},
-	})
-	if _, ok := got["b"]; ok || got["a"] != 7 {
-		t.Errorf("request totals: got %v, want 7 for a only", got)
+		{PodSandboxId: "b", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total", 0)}}}},
+		{PodSandboxId: "c", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total", 0)}}}},
+	}, []*runtimeapi.PodSandbox{{Id: "a", RuntimeHandler: "linux"}, {Id: "b", RuntimeHandler: "linux"}, {Id: "c", RuntimeHandler: "wasm"}})
+	if want := map[string]float64{"a": 7, "c": 0}; !maps.Equal(got, want) {
+		t.Errorf("request totals: got %v, want %v: those of components, and those that are counted", got, want)
 	}
 }
 
