@@ -1,8 +1,8 @@
 package cli
 
 import (
-	"maps"
 	"errors"
+	"maps"
 	"os"
 	"strings"
 	"testing"
