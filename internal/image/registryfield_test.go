@@ -24,8 +24,7 @@ func TestPresignedManifests(t *testing.T) {
 	reg := newRegistry(t)
 	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	refuse := false
-	var store *httptest.Server
-	store = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet || refuse {
 			http.Error(w, "SignatureDoesNotMatch", http.StatusForbidden)
 			return
