@@ -19,9 +19,9 @@ const watchInterval = 300 * time.Millisecond
 func (a *App) logsCommand() *cobra.Command {
 	var follow, timestamps bool
 	var tail int
-	var since string
+	var since, container string
 	c := &cobra.Command{
-		Use: "logs [-f] CONTAINER", Short: "Print a container's log", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completion(containerWords),
+		Use: "logs [-f] CONTAINER|POD [-c NAME]", Short: "Print a container's log", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			from, err := parseSince(since, time.Now())
 			if err != nil {
@@ -31,9 +31,16 @@ func (a *App) logsCommand() *cobra.Command {
 			if o.TailSet && tail < 0 {
 				return fmt.Errorf("--tail %d is negative", tail)
 			}
-			return a.withClient(c, func(ctx context.Context, client *Client) error { return a.logs(ctx, client, args[0], o) })
+			return a.withClient(c, func(ctx context.Context, client *Client) error {
+				id, err := client.ContainerIn(ctx, args[0], container)
+				if err != nil {
+					return err
+				}
+				return a.logs(ctx, client, id, o)
+			})
 		},
 	}
+	containerFlag(c, &container)
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow the log until the container ends")
 	c.Flags().BoolVarP(&timestamps, "timestamps", "t", false, "prefix each line with its time")
 	c.Flags().IntVar(&tail, "tail", 0, "only this many lines from the end")
@@ -41,11 +48,7 @@ func (a *App) logsCommand() *cobra.Command {
 	return c
 }
 
-func (a *App) logs(ctx context.Context, client *Client, arg string, o stream.LogOptions) error {
-	id, err := client.Container(ctx, arg)
-	if err != nil {
-		return err
-	}
+func (a *App) logs(ctx context.Context, client *Client, id string, o stream.LogOptions) error {
 	resp, err := client.ContainerStatus(ctx, id, false)
 	if err != nil {
 		return err

@@ -2,10 +2,13 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -39,8 +42,11 @@ func pick(kind, arg string, all []named) (string, error) {
 			return "", fmt.Errorf("%q matches %d %[3]ss: %[4]s", arg, len(found), kind, strings.Join(shortIDs(found), ", "))
 		}
 	}
-	return "", fmt.Errorf("no %s has the ID or the name %q", kind, arg)
+	return "", fmt.Errorf("no %s has the ID or the name %q%w", kind, arg, errNoMatch)
 }
+
+// errNoMatch marks the error for an argument that refers to nothing. It has no text of its own.
+var errNoMatch = errors.New("")
 
 // Pod returns the ID of the pod that arg refers to.
 func (c *Client) Pod(ctx context.Context, arg string) (string, error) {
@@ -87,6 +93,57 @@ func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 		}
 	}
 	return pick("container", arg, all)
+}
+
+// ContainerIn is like Container, and takes a pod as well, as kubectl does: it returns the pod's container with the given name, or
+// without a name its only one.
+func (c *Client) ContainerIn(ctx context.Context, arg, name string) (string, error) {
+	id, err := "", errNoMatch
+	if name == "" {
+		if id, err = c.Container(ctx, arg); !errors.Is(err, errNoMatch) {
+			return id, err
+		}
+	}
+	pod, podErr := c.Pod(ctx, arg)
+	if errors.Is(podErr, errNoMatch) && name == "" {
+		return "", fmt.Errorf("no container and no pod has the ID or the name %q", arg)
+	}
+	if podErr != nil {
+		return "", podErr
+	}
+	containers, err := c.ListContainers(ctx, &runtimeapi.ContainerFilter{PodSandboxId: pod})
+	if err != nil {
+		return "", err
+	}
+	return choose(arg, name, containers)
+}
+
+// choose returns the newest attempt of a pod's container.
+func choose(pod, name string, containers []*runtimeapi.Container) (string, error) {
+	newest := map[string]*runtimeapi.Container{}
+	for _, k := range containers {
+		of := k.GetMetadata().GetName()
+		if old := newest[of]; old == nil || old.GetMetadata().GetAttempt() < k.GetMetadata().GetAttempt() {
+			newest[of] = k
+		}
+	}
+	names := slices.Sorted(maps.Keys(newest))
+	switch {
+	case newest[name] != nil:
+		return newest[name].GetId(), nil
+	case len(names) == 0:
+		return "", fmt.Errorf("pod %s has no container", pod)
+	case name != "":
+		return "", fmt.Errorf("pod %s has no container %q; it has %s", pod, name, strings.Join(names, ", "))
+	case len(names) == 1:
+		return newest[names[0]].GetId(), nil
+	}
+	return "", fmt.Errorf("pod %s has the containers %s: choose one with -c", pod, strings.Join(names, ", "))
+}
+
+// containerFlag adds the flag that chooses a container of a pod.
+func containerFlag(c *cobra.Command, name *string) {
+	c.Flags().StringVarP(name, "container", "c", "", "the container, if the argument is a pod with several")
 }
 
 // each resolves every argument to an ID and passes the ID to the function do. It continues after errors, and prints the

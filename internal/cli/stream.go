@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -40,20 +41,25 @@ func (o *streamOptions) flags(c *cobra.Command, tty bool) {
 func (a *App) execCommand() *cobra.Command {
 	var o streamOptions
 	var sync bool
+	var container string
 	c := &cobra.Command{
-		Use: "exec [-it] CONTAINER [--] COMMAND...", Short: "Run a command in a running container and exit with its exit code",
+		Use: "exec [-it] CONTAINER|POD [-c NAME] [--] COMMAND...", Short: "Run a command in a running container and exit with its exit code",
 		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
+			command, err := afterDashes(c, args[1:])
+			if err != nil {
+				return err
+			}
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
-				id, err := client.Container(ctx, args[0])
+				id, err := client.ContainerIn(ctx, args[0], container)
 				if err != nil {
 					return err
 				}
 				if sync {
-					return a.execSync(ctx, client, id, args[1:])
+					return a.execSync(ctx, client, id, command)
 				}
 				resp, err := client.Exec(ctx, &runtimeapi.ExecRequest{
-					ContainerId: id, Cmd: args[1:], Stdin: o.stdin, Tty: o.tty, Stdout: true, Stderr: !o.tty,
+					ContainerId: id, Cmd: command, Stdin: o.stdin, Tty: o.tty, Stdout: true, Stderr: !o.tty,
 				})
 				if err != nil {
 					return err
@@ -63,9 +69,29 @@ func (a *App) execCommand() *cobra.Command {
 		},
 	}
 	o.flags(c, true)
+	containerFlag(c, &container)
 	c.Flags().BoolVarP(&sync, "sync", "s", false, "use ExecSync: no streams, output at the end")
 	c.Flags().SetInterspersed(false)
 	return c
+}
+
+// afterDashes returns the command that follows a container. The library reads no flags there, because they may be the command's,
+// unless there is a --, as kubectl's users write: exec POD -c NAME -- COMMAND.
+func afterDashes(c *cobra.Command, words []string) ([]string, error) {
+	i := slices.Index(words, "--")
+	if i < 0 || i > 0 && !strings.HasPrefix(words[0], "-") {
+		return words, nil
+	}
+	c.Flags().SetInterspersed(true)
+	switch err := c.Flags().Parse(words[:i]); {
+	case err != nil:
+		return nil, err
+	case c.Flags().NArg() > 0:
+		return nil, fmt.Errorf("unexpected words before --: %s", strings.Join(c.Flags().Args(), " "))
+	case i+1 == len(words):
+		return nil, errors.New("name a command after --")
+	}
+	return words[i+1:], nil
 }
 
 func (a *App) execSync(ctx context.Context, client *Client, id string, cmd []string) error {
@@ -80,12 +106,13 @@ func (a *App) execSync(ctx context.Context, client *Client, id string, cmd []str
 
 func (a *App) attachCommand() *cobra.Command {
 	var o streamOptions
+	var container string
 	c := &cobra.Command{
-		Use: "attach [-it] CONTAINER", Short: "Connect to the standard streams of a running container; with -it, Ctrl-P Ctrl-Q disconnects",
+		Use: "attach [-it] CONTAINER|POD [-c NAME]", Short: "Connect to the standard streams of a running container; with -it, Ctrl-P Ctrl-Q disconnects",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
-				id, err := client.Container(ctx, args[0])
+				id, err := client.ContainerIn(ctx, args[0], container)
 				if err != nil {
 					return err
 				}
@@ -101,6 +128,7 @@ func (a *App) attachCommand() *cobra.Command {
 		},
 	}
 	o.flags(c, true)
+	containerFlag(c, &container)
 	return c
 }
 
