@@ -65,6 +65,7 @@ func (a *App) logs(ctx context.Context, client *Client, id string, o stream.LogO
 			waitForEnd(ctx, client, id)
 		}()
 	}
+	o.Notice = func(err error) { fmt.Fprintf(a.Stderr, "tripod logs: lines are skipped: %s\n", Explain(err)) }
 	err = stream.ReadLogs(ctx, path, o, a.Stdout, a.Stderr)
 	if ctx.Err() != nil {
 		return nil // interrupted, the usual end of following

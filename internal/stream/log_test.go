@@ -84,6 +84,11 @@ func TestReadLogsOddEnds(t *testing.T) {
 		"longer than the buffer":     {"2026-01-02T03:04:05Z stdout F " + strings.Repeat("x", 200_000) + "\n" + whole, strings.Repeat("x", 200_000) + "\none\n"},
 		"piece longer than the same": {"2026-01-02T03:04:05Z stdout P " + strings.Repeat("x", 200_000) + "\n" + whole, strings.Repeat("x", 200_000) + "one\n"},
 		"tag without content":        {"2026-01-02T03:04:05Z stdout F\n", "\n"},
+		"zeros after a power loss":   {whole + strings.Repeat("\x00", 5000) + "\n" + whole, "one\none\n"},
+		"more zeros than the buffer": {whole + strings.Repeat("\x00", 300_000) + "\n" + whole, "one\none\n"},
+		"zeros before an entry":      {whole + "\x00\x00\x00" + whole, "one\none\n"},
+		"a cut line, then more":      {"2026-01-02T03:0" + whole + whole, "one\n"},
+		"something else":             {"hello\n" + whole, "one\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -94,6 +99,12 @@ func TestReadLogsOddEnds(t *testing.T) {
 				t.Errorf("stdout = %.80q (%d bytes), want %.80q (%d bytes)", out.String(), out.Len(), c.want, len(c.want))
 			}
 		})
+	}
+	var notices []error
+	notice := func(err error) { notices = append(notices, err) }
+	if err := stream.ReadLogs(t.Context(), writeFile(t, "hello\n"+whole+"hello\n\x00\n"), stream.LogOptions{Notice: notice}, nil, nil); err != nil ||
+		len(notices) != 1 || !strings.Contains(notices[0].Error(), "hello") {
+		t.Errorf("ReadLogs of a log with three bad lines = %v, with the notices %v, want one", err, notices)
 	}
 	if err := stream.ReadLogs(t.Context(), writeFile(t, "hello\n"), stream.LogOptions{}, nil, nil); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("ReadLogs of a file that is not a log = %v, want an invalid argument", err)

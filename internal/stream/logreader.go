@@ -30,13 +30,16 @@ type LogOptions struct {
 	Since time.Time
 	// Timestamps writes each line's time before the line.
 	Timestamps bool
+	// Notice, if not nil, is called for the first line that is skipped because it is no line of a log, as after a power loss.
+	Notice func(error)
 }
 
 // readSize is the size of the read buffer, in bytes. Longer lines are written in parts.
 const readSize = 64 << 10
 
-// ReadLogs writes the content of the container's log at path to the two writers; a nil writer discards its stream. It
-// returns errdefs.ErrInvalidArgument if a line is not in the CRI's format, and ErrNotFound if the file does not exist.
+// ReadLogs writes the content of the container's log at path to the two writers; a nil writer discards its stream. It skips
+// lines that are not in the CRI's format, as a kubelet does, and returns errdefs.ErrInvalidArgument if there is no other, and
+// ErrNotFound if the file does not exist.
 func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr io.Writer) error {
 	r := &logReader{path: path, opts: opts, out: map[string]*logSink{
 		crilog.Stdout: {w: stdout}, crilog.Stderr: {w: stderr},
@@ -90,6 +93,10 @@ type logReader struct {
 	line  []byte // an incomplete entry, at most readSize bytes
 	long  *entry // an entry longer than readSize, partly written
 	ended bool   // LogOptions.Ended is closed: this is the last read
+
+	skipping bool  // in the middle of a line that is not an entry
+	skipped  error // why the first such line is none
+	entries  bool  // there was an entry
 }
 
 // entry holds what applies to all parts of a log entry.
@@ -147,12 +154,19 @@ func (r *logReader) writeEntry(part []byte) error {
 		r.line = nil
 	}
 	content, whole := bytes.CutSuffix(part, []byte("\n"))
+	if r.skipping {
+		r.skipping = !whole
+		return nil
+	}
 	e := r.long
 	if e == nil {
-		line, err := crilog.Parse(content)
+		line, err := crilog.Parse(bytes.TrimLeft(content, "\x00")) // which a file system leaves where data was lost
 		if err != nil {
-			return fmt.Errorf("log %s: %w", r.path, err)
+			r.skip(err)
+			r.skipping = !whole
+			return nil
 		}
+		r.entries = true
 		e = &entry{sink: r.out[line.Stream], partial: line.Partial}
 		if err := e.sink.begin(line, r.opts); err != nil {
 			return err
@@ -163,6 +177,17 @@ func (r *logReader) writeEntry(part []byte) error {
 		r.long = nil
 	}
 	return e.sink.write(content, whole && !e.partial)
+}
+
+// skip notes that a line is no entry.
+func (r *logReader) skip(why error) {
+	if r.skipped != nil {
+		return
+	}
+	r.skipped = fmt.Errorf("log %s: %w", r.path, why)
+	if r.opts.Notice != nil {
+		r.opts.Notice(r.skipped)
+	}
 }
 
 // waitForMore waits until there is more to read. It returns false at the end of the log.
@@ -263,10 +288,13 @@ func (r *logReader) openNext() error {
 func (r *logReader) flush() error {
 	line := r.line
 	r.line, r.long = nil, nil
-	if _, err := crilog.Parse(line); len(line) == 0 || err != nil {
-		return nil
+	if _, err := crilog.Parse(line); len(line) > 0 && err == nil {
+		return r.writeEntry(append(line, '\n'))
 	}
-	return r.writeEntry(append(line, '\n'))
+	if !r.entries && r.skipped != nil && !r.opts.TailSet {
+		return r.skipped
+	}
+	return nil
 }
 
 // logSink writes the lines of one stream.
