@@ -242,6 +242,18 @@ func TestConfigsOfTheField(t *testing.T) {
 			t.Errorf("kind: got %s, want an artifact", img.Kind)
 		}
 	})
+	for _, at := range []string{"config", "layer"} {
+		t.Run("sha512 of a "+at, func(t *testing.T) {
+			m := raw(t, tarOf(t, file("a", "")))
+			if at == "layer" {
+				m.manifest.Layers[0].Digest = digest.SHA512.FromBytes(m.blobs[0])
+			} else {
+				m.manifest.Config.Digest = digest.SHA512.FromBytes(m.blobs[1])
+			}
+			_, err := s.Pull(t.Context(), m.push(t, reg, "long"), PullOptions{})
+			wantError(t, err, errdefs.IsInvalidArgument, at+" sha512:", "sha256")
+		})
+	}
 	t.Run("no bytes of something", func(t *testing.T) {
 		m := raw(t, tarOf(t, file("a", "")))
 		m.manifest.Layers[0].Size = 0

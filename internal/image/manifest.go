@@ -53,6 +53,9 @@ func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	if err := desc.Digest.Validate(); err != nil {
 		return invalidf("%s has the digest %q: %v", what, desc.Digest, err)
 	}
+	if algorithm := desc.Digest.Algorithm(); algorithm != digest.SHA256 { // an image's ID is a sha256, in every call of the CRI
+		return invalidf("%s %s: this node stores images by sha256, not by %s", what, desc.Digest, algorithm)
+	}
 	if desc.Size < 0 {
 		return invalidf("%s %s has the size %d", what, desc.Digest, desc.Size)
 	}
