@@ -98,9 +98,8 @@ func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 // ContainerIn is like Container, and takes a pod as well, as kubectl does: it returns the pod's container with the given name, or
 // without a name its only one.
 func (c *Client) ContainerIn(ctx context.Context, arg, name string) (string, error) {
-	id, err := "", errNoMatch
 	if name == "" {
-		if id, err = c.Container(ctx, arg); !errors.Is(err, errNoMatch) {
+		if id, err := c.Container(ctx, arg); !errors.Is(err, errNoMatch) {
 			return id, err
 		}
 	}
