@@ -482,7 +482,7 @@ func (g Tree) Names() (names []string) {
 		entries, _ := os.ReadDir(full)
 		for _, e := range entries {
 			if name, ours := strings.CutPrefix(e.Name(), Mark); ours && e.IsDir() {
-				names = append(names, strings.TrimSuffix(name, ".slice"))
+				names = append(names, strings.TrimSuffix(strings.TrimSuffix(name, ".slice"), ".scope"))
 			}
 		}
 	}

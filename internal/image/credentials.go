@@ -89,11 +89,11 @@ func (l *logins) find(host string) (login, error) {
 		return *l.request, nil
 	}
 	for at := path.Join(host, l.repository); at != "."; at = path.Dir(at) {
-		if err := l.bad[at]; err != nil {
-			return login{}, err
-		}
 		if found, ok := l.file[at]; ok {
 			return found, nil
+		}
+		if err := l.bad[at]; err != nil {
+			return login{}, err
 		}
 	}
 	return login{}, nil
@@ -145,7 +145,10 @@ func readDockerConfig(file string) (found map[string]login, bad map[string]error
 		err := json.Unmarshal(entry, &a)
 		if err == nil {
 			auth := Auth{Username: a.Username, Password: a.Password, Auth: a.Auth, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
-			found[repositoryOf(address)], err = auth.login()
+			var l login
+			if l, err = auth.login(); err == nil && l != (login{}) { // an empty one belongs to a credential helper
+				found[repositoryOf(address)] = l
+			}
 		}
 		if err != nil {
 			bad[repositoryOf(address)] = fmt.Errorf("docker config %s, %q: %w: %w", file, address, err, errdefs.ErrInvalidArgument)

@@ -63,28 +63,37 @@ func TestLayersOfTheField(t *testing.T) {
 		layer []entryOf
 		want  map[string]string // content by path; "-" means that there is nothing; a name with "/" at its end has the names in a directory
 	}{
-		"file, then its whiteout":        {[]entryOf{file("x", "new"), file(".wh.x", "")}, map[string]string{"x": "new"}},
-		"whiteout, then its file":        {[]entryOf{file(".wh.x", ""), file("x", "new")}, map[string]string{"x": "new"}},
-		"directory, then its whiteout":   {[]entryOf{special("d", tar.TypeDir, ""), file("d/new", "n"), file(".wh.d", "")}, map[string]string{"d/": "new", "d/new": "n"}},
-		"whiteout, then its directory":   {[]entryOf{file(".wh.d", ""), special("d", tar.TypeDir, ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
-		"whiteout of a directory":        {[]entryOf{file(".wh.d", "")}, map[string]string{"d": "-", "l/": "-"}},
-		"whiteout deep below":            {[]entryOf{file("deep/er/.wh.old", "")}, map[string]string{"deep/er/": "kept"}},
-		"whiteout of a long name":        {[]entryOf{file(".wh."+long, "")}, map[string]string{long: "-"}},
-		"whiteout below a file":          {[]entryOf{file("d", "now a file"), file("d/.wh.old", "")}, map[string]string{"d": "now a file"}},
-		"whiteout below a link":          {[]entryOf{special("n", tar.TypeSymlink, "d"), file("n/.wh.old", "")}, map[string]string{"d/": "kept old", "n/": "kept old"}},
-		"whiteout below a lower link":    {[]entryOf{file("l/.wh.old", "")}, map[string]string{"l/": "kept old"}},
-		"whiteout below a lower file":    {[]entryOf{file("f/.wh.old", "")}, map[string]string{"f": "lower"}},
-		"whiteout of nothing":            {[]entryOf{file(".wh.nothing", ""), file("d/.wh.none", "")}, map[string]string{"d/": "kept old", "nothing": "-"}},
-		"whiteout in a new directory":    {[]entryOf{special("new", tar.TypeDir, ""), file("new/.wh.old", ""), file("new/f", "")}, map[string]string{"new/": "f"}},
-		"whiteout in a new one, no more": {[]entryOf{file("new/.wh.old", "")}, map[string]string{"new": "-"}},
-		"opaque directory":               {[]entryOf{file("d/.wh..wh..opq", ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
-		"opaque directory, marked last":  {[]entryOf{file("d/new", "n"), file("d/.wh.old", ""), file("d/.wh..wh..opq", "")}, map[string]string{"d/": "new"}},
-		"opaque root":                    {[]entryOf{file(".wh..wh..opq", ""), file("x", "new"), file("d/new", "n")}, map[string]string{"/": "d x", "d/": "new", "x": "new"}},
-		"metadata of AUFS":               {[]entryOf{file(".wh..wh.aufs", ""), file(".wh..wh.plnk/7", "")}, map[string]string{".wh..wh.aufs": "-", ".wh..wh.plnk": "-", "x": "lower"}},
-		"hard link into a lower layer":   {[]entryOf{special("hard", tar.TypeLink, "d/old"), file("d/new", "n")}, map[string]string{"hard": "lower", "d/old": "lower", "d/": "kept new old"}},
-		"file, directory, link":          {[]entryOf{file("e", "f"), special("e", tar.TypeDir, ""), file("e/in", ""), special("e", tar.TypeSymlink, "nowhere")}, map[string]string{"e": "-> nowhere"}},
-		"directory, file":                {[]entryOf{special("e", tar.TypeDir, ""), file("e", "f")}, map[string]string{"e": "f"}},
-		"contiguous file":                {[]entryOf{func() entryOf { e := file("c", "all"); e.Typeflag = tar.TypeCont; return e }()}, map[string]string{"c": "all"}},
+		"file, then its whiteout":         {[]entryOf{file("x", "new"), file(".wh.x", "")}, map[string]string{"x": "new"}},
+		"whiteout, then its file":         {[]entryOf{file(".wh.x", ""), file("x", "new")}, map[string]string{"x": "new"}},
+		"directory, then its whiteout":    {[]entryOf{special("d", tar.TypeDir, ""), file("d/new", "n"), file(".wh.d", "")}, map[string]string{"d/": "new", "d/new": "n"}},
+		"whiteout, then its directory":    {[]entryOf{file(".wh.d", ""), special("d", tar.TypeDir, ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
+		"whiteout of a directory":         {[]entryOf{file(".wh.d", "")}, map[string]string{"d": "-", "l/": "-"}},
+		"whiteout deep below":             {[]entryOf{file("deep/er/.wh.old", "")}, map[string]string{"deep/er/": "kept"}},
+		"whiteout of a long name":         {[]entryOf{file(".wh."+long, "")}, map[string]string{long: "-"}},
+		"whiteout below a file":           {[]entryOf{file("d", "now a file"), file("d/.wh.old", "")}, map[string]string{"d": "now a file"}},
+		"whiteout below a link":           {[]entryOf{special("n", tar.TypeSymlink, "d"), file("n/.wh.old", "")}, map[string]string{"d/": "kept old", "n/": "kept old"}},
+		"whiteout below a lower link":     {[]entryOf{file("l/.wh.old", "")}, map[string]string{"l/": "kept old"}},
+		"whiteout below a lower file":     {[]entryOf{file("f/.wh.old", "")}, map[string]string{"f": "lower"}},
+		"whiteout of nothing":             {[]entryOf{file(".wh.nothing", ""), file("d/.wh.none", "")}, map[string]string{"d/": "kept old", "nothing": "-"}},
+		"whiteout in a new directory":     {[]entryOf{special("new", tar.TypeDir, ""), file("new/.wh.old", ""), file("new/f", "")}, map[string]string{"new/": "f"}},
+		"whiteout in a new one, no more":  {[]entryOf{file("new/.wh.old", "")}, map[string]string{"new": "-"}},
+		"opaque directory":                {[]entryOf{file("d/.wh..wh..opq", ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
+		"opaque directory, marked last":   {[]entryOf{file("d/new", "n"), file("d/.wh.old", ""), file("d/.wh..wh..opq", "")}, map[string]string{"d/": "new"}},
+		"opaque root":                     {[]entryOf{file(".wh..wh..opq", ""), file("x", "new"), file("d/new", "n")}, map[string]string{"/": "d x", "d/": "new", "x": "new"}},
+		"metadata of AUFS":                {[]entryOf{file(".wh..wh.aufs", ""), file(".wh..wh.plnk/7", "")}, map[string]string{".wh..wh.aufs": "-", ".wh..wh.plnk": "-", "x": "lower"}},
+		"hard link into a lower layer":    {[]entryOf{special("hard", tar.TypeLink, "d/old"), file("d/new", "n")}, map[string]string{"hard": "lower", "d/old": "lower", "d/": "kept new old"}},
+		"hard link to a link to nothing":  {[]entryOf{special("s", tar.TypeSymlink, "/nonexistent"), special("h", tar.TypeLink, "s")}, map[string]string{"h": "-> /nonexistent", "s": "-> /nonexistent"}},
+		"hard link to a link below":       {[]entryOf{special("s", tar.TypeSymlink, "x"), special("h", tar.TypeLink, "s")}, map[string]string{"h": "-> x", "s": "-> x"}},
+		"hard link to a link over a file": {[]entryOf{special("x", tar.TypeSymlink, "d/none"), special("h", tar.TypeLink, "x")}, map[string]string{"h": "-> d/none", "x": "-> d/none"}},
+		"hard link through a link":        {[]entryOf{special("d", tar.TypeSymlink, "deep/er"), special("h", tar.TypeLink, "d/old")}, map[string]string{"h": "lower", "d": "-> deep/er"}},
+		"hard link to a hidden file":      {[]entryOf{special("h", tar.TypeLink, "x"), file(".wh.x", "")}, map[string]string{"h": "lower", "x": "-"}},
+		"whiteout, then a link to it":     {[]entryOf{file(".wh.x", ""), special("h", tar.TypeLink, "x")}, map[string]string{"h": "lower", "x": "-"}},
+		"link into an opaque directory":   {[]entryOf{file("d/.wh..wh..opq", ""), file("d/new", "n"), special("h", tar.TypeLink, "d/old")}, map[string]string{"h": "lower", "d/": "new"}},
+		"link into a removed directory":   {[]entryOf{special("h", tar.TypeLink, "deep/er/old"), file(".wh.deep", "")}, map[string]string{"h": "lower", "deep": "-"}},
+		"deep directory, then a file":     {[]entryOf{special("a/b", tar.TypeDir, ""), file("a", "f")}, map[string]string{"a": "f"}},
+		"file, directory, link":           {[]entryOf{file("e", "f"), special("e", tar.TypeDir, ""), file("e/in", ""), special("e", tar.TypeSymlink, "nowhere")}, map[string]string{"e": "-> nowhere"}},
+		"directory, file":                 {[]entryOf{special("e", tar.TypeDir, ""), file("e", "f")}, map[string]string{"e": "f"}},
+		"contiguous file":                 {[]entryOf{func() entryOf { e := file("c", "all"); e.Typeflag = tar.TypeCont; return e }()}, map[string]string{"c": "all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			img := pull(t, s, raw(t, lower, tarOf(t, c.layer...)).push(t, reg, "field/"+strings.NewReplacer(" ", "-", ",", "").Replace(strings.ToLower(name))))
@@ -108,6 +117,10 @@ func TestLayersOfTheField(t *testing.T) {
 		if root := mounted(t, mounts); look(root+"/x", false) != "own" || look(root+"/d", true) != "f" {
 			t.Errorf("got x %q and in d %q, want own and f", look(root+"/x", false), look(root+"/d", true))
 		}
+	})
+	t.Run("a name too long", func(t *testing.T) {
+		_, err := s.Pull(t.Context(), raw(t, lower, tarOf(t, file(strings.Repeat("a/", 3000)+".wh.x", ""))).push(t, reg, "deep"), PullOptions{})
+		wantError(t, err, errdefs.IsInvalidArgument, "limit of 4096")
 	})
 	t.Run("hard link to nothing", func(t *testing.T) {
 		m := raw(t, lower, tarOf(t, special("hard", tar.TypeLink, "d/nothing")))

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -100,7 +101,7 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	}
 	defer plain.Close()
 	stream := &digestReader{r: &budgetReader{plain, a.bytes}, digester: digest.Canonical.Digester()}
-	hidden := &whiteouts{stack: stack{root, parents}}
+	hidden := newWhiteouts(root, parents)
 	if _, err := archive.Apply(ctx, root, stream, archive.WithFilter(a.accept(ctx, desc, hidden)), archive.WithParents(parents)); err != nil {
 		return "", 0, badArchive(err)
 	}
@@ -126,12 +127,15 @@ func badArchive(err error) error {
 // accept checks each entry before it is unpacked.
 func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor, hidden *whiteouts) archive.Filter {
 	skipped := 0
-	dirs := map[string]*tar.Header{}
+	dirs := &layerDirectories{tree: pathTree{}, headers: map[string]*tar.Header{}}
 	return func(h *tar.Header) (bool, error) {
 		a.tracker.touch()
 		// Check the size in the header: a sparse file is small in the archive, but takes its full size on disk.
 		if err := errors.Join(a.files.spend(1), a.bytes.allows(h.Size)); err != nil {
 			return false, err
+		}
+		if len(h.Name) > maxPath || len(h.Linkname) > maxPath {
+			return false, invalidf("an entry has a name of %d bytes, more than the limit of %d", max(len(h.Name), len(h.Linkname)), maxPath)
 		}
 		if outside(h.Name) || h.Typeflag == tar.TypeLink && outside(h.Linkname) {
 			return false, invalidf("entry %q (link to %q) leads out of the root", h.Name, h.Linkname)
@@ -143,17 +147,18 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor, hidd
 			}
 			return false, nil
 		}
-		if hidden.take(h) {
-			return false, nil
-		}
-		if err := a.replaced(dirs, h, hidden.root); err != nil {
+		if taken, err := hidden.take(h); taken || err != nil {
 			return false, err
 		}
+		if err := dirs.note(h, hidden.root); err != nil {
+			return false, err
+		}
+		hidden.wrote(h.Name)
 		switch h.Typeflag {
 		case tar.TypeCont:
 			h.Typeflag = tar.TypeReg // POSIX: treat it so unless the system has files in one piece
 		case tar.TypeLink:
-			if err := a.linkTarget(ctx, h, hidden.stack); err != nil {
+			if err := a.linkTarget(ctx, h, hidden); err != nil {
 				return false, err
 			}
 		}
@@ -168,41 +173,53 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor, hidd
 	}
 }
 
-// replaced takes back the times of directories that a later entry of the same name replaces. containerd sets them at the end,
+// maxPath is the longest name of an entry, in bytes, that the kernel accepts (PATH_MAX).
+const maxPath = 4096
+
+// layerDirectories are the directories that a layer has listed so far.
+type layerDirectories struct {
+	tree    pathTree
+	headers map[string]*tar.Header
+}
+
+// note notes a directory, and takes back the times of directories that another entry replaces. containerd sets them at the end,
 // by name, when there may be a link.
-func (a *layerApplier) replaced(dirs map[string]*tar.Header, h *tar.Header, root string) error {
-	name := filepath.Clean("/" + h.Name)
+func (d *layerDirectories) note(h *tar.Header, root string) error {
+	name := path.Clean("/" + h.Name)
 	if h.Typeflag == tar.TypeDir {
-		dirs[name] = h
+		d.tree.add(name)
+		d.headers[name] = h
 		return nil
 	}
-	if dirs[name] == nil {
+	if d.headers[name] == nil && d.tree[name] == nil {
 		return nil
 	}
 	info, err := os.Lstat(root)
 	if err != nil {
 		return err
 	}
-	for dir, old := range dirs {
-		if dir == name || strings.HasPrefix(dir, name+"/") {
+	d.tree.cut(name, func(dir string) {
+		if old := d.headers[dir]; old != nil {
 			*old = tar.Header{Name: "/", ModTime: info.ModTime()}
-			delete(dirs, dir)
+			delete(d.headers, dir)
 		}
-	}
+	})
 	return nil
 }
 
 // linkTarget makes sure that the target of a hard link is in the layer. A layer may refer to a file of a layer below, as in a
-// merged tree.
-func (a *layerApplier) linkTarget(ctx context.Context, h *tar.Header, layers stack) error {
-	target, err := continuity.RootPath(layers.root, h.Linkname)
+// merged tree. The target itself may be a symbolic link, which is not followed.
+func (a *layerApplier) linkTarget(ctx context.Context, h *tar.Header, layer *whiteouts) error {
+	dir, err := continuity.RootPath(layer.root, path.Dir(h.Linkname))
 	if err != nil {
 		return err
 	}
-	if _, err := os.Lstat(target); err == nil || !errors.Is(err, fs.ErrNotExist) {
+	target := filepath.Join(dir, path.Base(h.Linkname))
+	if _, err := os.Lstat(target); err == nil || !isGone(err) && !errors.Is(err, syscall.ENOTDIR) {
 		return err
 	}
-	n, err := layers.copyUp(ctx, filepath.Clean("/"+h.Linkname))
+	name := strings.TrimPrefix(target, filepath.Clean(layer.root))
+	n, err := layer.copyUp(ctx, path.Clean("/"+name))
 	if err != nil {
 		return fmt.Errorf("entry %q, a hard link to %q: %w", h.Name, h.Linkname, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -139,6 +140,8 @@ func TestMirrorThatIsNone(t *testing.T) {
 	defer garbage.Close()
 	dir = hostsToml(t, "registry.example", fmt.Sprintf(mirror, reg.URL, garbage.URL))
 	pull(t, open(t, Config{HostsDir: []string{dir}, Logger: slog.New(slog.NewTextHandler(&log, nil))}), "registry.example/app:1")
+	reg.push(t, "org/manifests/app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2")), tarOf(t, file("c", "3"))))
+	pull(t, open(t, Config{HostsDir: []string{dir}}), "registry.example/org/manifests/app:1") // several blobs at a time
 	if name := strings.TrimPrefix(garbage.URL, "http://"); !strings.Contains(log.String(), "mirror="+name) {
 		t.Errorf("log: got %q, want the mirror %s", log.String(), name)
 	}
@@ -155,11 +158,11 @@ func TestLoginOfTheLongestPrefix(t *testing.T) {
 	check(t, os.WriteFile(config, fmt.Appendf(nil, `{"auths": {
 		"registry.example": {"auth": %q}, "registry.example/a": {"auth": %q}, "https://registry.example/a/deep/": {"auth": %q},
 		"https://old.example/v1/": {"auth": %q}, "https://index.docker.io/v1/": {"auth": %q},
-		"broken.example": {"auth": "%%%%%%"}, "registry.example/broken": {"auth": 7}}}`,
+		"broken.example": {"auth": "%%%%%%"}, "registry.example/a/helper": {}, "docker.io": {}, "registry.example/broken": {"auth": 7}}}`,
 		encoded("host"), encoded("a"), encoded("deep"), encoded("old"), encoded("hub")), 0o600))
 	for at, want := range map[string]string{
 		"registry.example/app": "host", "registry.example/a": "a", "registry.example/a/app": "a", "registry.example/ab/app": "host",
-		"registry.example/a/deep/app": "deep", "registry.example/a/deeper": "a", "old.example/app": "old", "registry-1.docker.io/library/x": "hub",
+		"registry.example/a/deep/app": "deep", "registry.example/a/deeper": "a", "registry.example/a/helper/app": "a", "old.example/app": "old", "registry-1.docker.io/library/x": "hub",
 		"unknown.example/app": "", "broken.example/app": "error", "registry.example/broken/app": "error",
 	} {
 		host, repository, _ := strings.Cut(at, "/")

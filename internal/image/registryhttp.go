@@ -11,7 +11,6 @@ import (
 	"path"
 	"regexp"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -22,7 +21,7 @@ import (
 
 // registryTransport evens out what registries answer to requests for manifests, before containerd reads the answer.
 //
-//   - A HEAD that fails in another way than 401 and 404 is repeated as GET: the signature in a URL to which a registry
+//   - A HEAD that fails in another way than 401, 404 and 429 is repeated as GET: the signature in a URL to which a registry
 //     redirects is often for GET only.
 //   - A manifest without a useful Content-Type, as static files have it, gets that of its own mediaType, or of its shape.
 //   - An answer that is no document at all, such as a page of a proxy, is an error, so that the next host is asked.
@@ -41,8 +40,8 @@ func (t registryTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 		return nil, fmt.Errorf("mirror %s was passed over, because it sent wrong content: %w", t.host, errdefs.ErrUnavailable)
 	}
 	resp, err := t.base.RoundTrip(req)
-	if err == nil && t.mirror && strings.Contains(req.URL.Path, "/blobs/") {
-		t.used.note(digest.Digest(path.Base(req.URL.Path)), t.host)
+	if err == nil && resp.StatusCode < http.StatusBadRequest && isFor(req, "blobs") {
+		t.used.note(digest.Digest(path.Base(req.URL.Path)), t.host, t.mirror)
 	}
 	if err != nil || !forManifest(req) {
 		return resp, err
@@ -66,17 +65,22 @@ type hostsUsed struct {
 	logins *logins
 
 	mu     sync.Mutex
-	served map[digest.Digest]string // mirrors by the last blob that each was asked for
+	served map[digest.Digest]string // the mirrors that serve blobs
 	passed map[string]bool          // mirrors that sent wrong content
 }
 
 // login reports whether a host has received a login so far.
 func (u *hostsUsed) login() bool { return u.logins.used.Load() }
 
-func (u *hostsUsed) note(blob digest.Digest, mirror string) {
+// note notes the host that serves a blob.
+func (u *hostsUsed) note(blob digest.Digest, host string, mirror bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.served[blob] = mirror
+	if mirror {
+		u.served[blob] = host
+	} else {
+		delete(u.served, blob)
+	}
 }
 
 func (u *hostsUsed) isPassedOver(mirror string) bool {
@@ -91,10 +95,10 @@ func (u *hostsUsed) passOver(blob digest.Digest) string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	mirror := u.served[blob]
-	if mirror == "" || u.passed[mirror] {
-		return ""
+	if mirror != "" {
+		u.passed[mirror] = true
+		delete(u.served, blob) // other blobs of this mirror can be under way
 	}
-	u.passed[mirror] = true
 	return mirror
 }
 
@@ -103,13 +107,16 @@ func forManifest(req *http.Request) bool {
 	for req.Response != nil && req.Response.Request != nil {
 		req = req.Response.Request
 	}
-	return (req.Method == http.MethodHead || req.Method == http.MethodGet) && strings.Contains(req.URL.Path, "/manifests/")
+	return (req.Method == http.MethodHead || req.Method == http.MethodGet) && isFor(req, "manifests")
 }
+
+// isFor reports whether a request is for something of a kind in the distribution API: …/KIND/REFERENCE.
+func isFor(req *http.Request, kind string) bool { return path.Base(path.Dir(req.URL.Path)) == kind }
 
 // repeatAsGet reports whether only a GET can tell more than this answer to a HEAD.
 func repeatAsGet(resp *http.Response) bool {
 	switch {
-	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusNotFound:
+	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusNotFound, resp.StatusCode == http.StatusTooManyRequests:
 		return false
 	case resp.StatusCode >= http.StatusBadRequest:
 		return true

@@ -262,7 +262,7 @@ func (v *verifier) archiveSums(ctx context.Context, layer ocispec.Descriptor) (m
 		return nil, err
 	}
 	defer plain.Close()
-	files, dirs := map[string][sha256.Size]byte{}, map[string]bool{}
+	files, tree := map[string][sha256.Size]byte{}, pathTree{}
 	for archive := tar.NewReader(plain); ; {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
@@ -273,11 +273,8 @@ func (v *verifier) archiveSums(ctx context.Context, layer ocispec.Descriptor) (m
 		}
 		name := strings.TrimPrefix(filepath.Clean("/"+h.Name), "/")
 		delete(files, name) // a later entry replaces an earlier one
-		if h.Typeflag == tar.TypeDir {
-			dirs[name] = true
-		} else if dirs[name] {
-			delete(dirs, name)
-			maps.DeleteFunc(files, func(file string, _ [sha256.Size]byte) bool { return strings.HasPrefix(file, name+"/") })
+		if h.Typeflag != tar.TypeDir {
+			tree.cut("/"+name, func(gone string) { delete(files, gone[1:]) })
 		}
 		if noFile(name) || h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeCont {
 			continue
@@ -287,6 +284,7 @@ func (v *verifier) archiveSums(ctx context.Context, layer ocispec.Descriptor) (m
 			return nil, err
 		}
 		files[name] = [sha256.Size]byte(sum.Sum(nil))
+		tree.add("/" + name)
 	}
 }
 

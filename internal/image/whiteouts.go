@@ -37,6 +37,18 @@ type stack struct {
 type whiteouts struct {
 	stack
 	found []*tar.Header
+	names map[string]bool // of those found
+	bytes int             // of their names
+	// copied are the files that were copied up for hard links, unless the archive has written them, too, and made are the
+	// directories that were made for them.
+	copied, made map[string]bool
+}
+
+// maxWhiteoutBytes limits the names of a layer's whiteouts together.
+const maxWhiteoutBytes = 64 << 20
+
+func newWhiteouts(root string, lower []string) *whiteouts {
+	return &whiteouts{stack: stack{root, lower}, names: map[string]bool{}, copied: map[string]bool{}, made: map[string]bool{}}
 }
 
 // noFile reports whether an entry of a layer is no file: a whiteout, or metadata of AUFS.
@@ -45,26 +57,73 @@ func noFile(name string) bool {
 }
 
 // take notes an entry if it is a whiteout. It also takes the metadata of AUFS.
-func (w *whiteouts) take(h *tar.Header) bool {
+func (w *whiteouts) take(h *tar.Header) (bool, error) {
 	if !noFile(h.Name) {
-		return false
+		return false, nil
 	}
-	if strings.Contains("/"+path.Dir(h.Name)+"/", "/"+whiteoutMeta) {
-		return true
+	name := path.Clean("/" + h.Name)
+	if strings.Contains(path.Dir(name)+"/", "/"+whiteoutMeta) || w.names[name] {
+		return true, nil
 	}
-	w.found = append(w.found, &tar.Header{Name: path.Clean("/" + h.Name), Uid: h.Uid, Gid: h.Gid})
-	return true
+	if w.bytes += len(name); w.bytes > maxWhiteoutBytes {
+		return false, invalidf("the whiteouts of the layer have names of more than %d bytes", maxWhiteoutBytes)
+	}
+	w.names[name] = true
+	w.found = append(w.found, &tar.Header{Name: name, Uid: h.Uid, Gid: h.Gid})
+	return true, nil
+}
+
+// wrote notes that the archive has an entry: it is the layer's own, and so are the directories above it.
+func (w *whiteouts) wrote(name string) {
+	if len(w.copied) == 0 && len(w.made) == 0 {
+		return
+	}
+	name = path.Clean("/" + name)
+	delete(w.copied, name)
+	for ; name != "/"; name = path.Dir(name) {
+		delete(w.made, name)
+	}
+}
+
+// uncover removes the files that were copied up and that the layer's whiteouts hide.
+func (w *whiteouts) uncover() error {
+	for name := range w.copied {
+		covered := false
+		for at := name; at != "/" && !covered; at = path.Dir(at) {
+			dir := path.Dir(at)
+			covered = w.names[path.Join(dir, whiteoutPrefix+path.Base(at))] || w.names[path.Join(dir, whiteoutOpaque)]
+		}
+		if !covered {
+			continue
+		}
+		if err := os.Remove(filepath.Join(w.root, name)); err != nil && !isGone(err) {
+			return err
+		}
+		for dir := path.Dir(name); w.made[dir]; dir = path.Dir(dir) {
+			_ = os.Remove(filepath.Join(w.root, dir)) // unless it has other files
+		}
+	}
+	return nil
 }
 
 // apply makes the whiteouts.
 func (w *whiteouts) apply(ctx context.Context) error {
+	if err := w.uncover(); err != nil {
+		return err
+	}
 	marks := newMarks()
 	for _, h := range w.found { // first, because what a marked directory hides needs no whiteout
 		if dir, base := path.Split(h.Name); base == whiteoutOpaque {
 			w.hideAll(path.Clean(dir), h, marks)
 		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 	}
 	for _, h := range w.found {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		dir, base := path.Split(h.Name)
 		if hidden := strings.TrimPrefix(base, whiteoutPrefix); hidden != "" && hidden != "." && hidden != ".." && !strings.HasPrefix(base, whiteoutMeta) {
 			w.hide(path.Join(dir, hidden), h, marks)
@@ -229,11 +288,17 @@ func (w *whiteouts) write(ctx context.Context, m *marks) error {
 
 // copyUp copies a file of the lower layers into this layer, so that a hard link can refer to it. It returns the number of
 // bytes copied.
-func (s stack) copyUp(ctx context.Context, name string) (int64, error) {
-	source, info := s.locate(name)
-	if info == nil {
+func (w *whiteouts) copyUp(ctx context.Context, name string) (int64, error) {
+	source, info := w.locate(name)
+	if info == nil || !w.shows(path.Dir(name), newMarks()) {
 		return 0, invalidf("no layer has the target")
 	}
+	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
+		if _, err := os.Lstat(filepath.Join(w.root, dir)); isGone(err) {
+			w.made[dir] = true
+		}
+	}
+	w.copied[name] = true
 	if info.IsDir() {
 		return 0, invalidf("the target is a directory")
 	}
@@ -265,7 +330,7 @@ func (s stack) copyUp(ctx context.Context, name string) (int64, error) {
 		}
 		to.CloseWithError(err)
 	}()
-	_, err = archive.Apply(ctx, s.root, from, archive.WithParents(s.lower))
+	_, err = archive.Apply(ctx, w.root, from, archive.WithParents(w.lower))
 	return h.Size, err
 }
 

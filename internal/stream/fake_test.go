@@ -1,6 +1,7 @@
 package stream_test
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -52,7 +53,7 @@ func (f fakeRuntime) PortForward(ctx context.Context, id string, port int32, s i
 // serve runs a server until the test ends, and then checks that Serve returns nil.
 func serve(t *testing.T, config stream.Config) *stream.Server {
 	t.Helper()
-	config.Logger = slog.New(slog.DiscardHandler)
+	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
 	s, err := stream.New(config)
 	if err != nil {
 		t.Fatal(err)

@@ -330,6 +330,29 @@ func TestFollowHalfAnEntry(t *testing.T) {
 	}
 }
 
+// TestFollowAfterZeros: zeros at the end of a file, which a power loss left, hide nothing of the file that follows it.
+func TestFollowAfterZeros(t *testing.T) {
+	for name, first := range map[string]string{"after an entry": "2026-01-02T03:04:05Z stdout F one\n" + strings.Repeat("\x00", 200_000), "alone": "\x00\x00\n"} {
+		path := writeFile(t, first)
+		out, done, ended, read := newExpecting(), make(chan error, 1), make(chan struct{}), make(chan struct{})
+		opts := stream.LogOptions{Follow: true, Ended: ended, Notice: func(error) { close(read) }}
+		go func() { done <- stream.ReadLogs(t.Context(), path, opts, out, nil) }()
+		<-read
+		if err := errors.Join(os.Rename(path, path+".1"), os.WriteFile(path, []byte("2026-01-02T03:04:06Z stdout F two\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		want := "two\n"
+		if name != "alone" {
+			want = "one\ntwo\n"
+		}
+		out.waitFor(t, want)
+		close(ended)
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // FuzzReadLogs checks that reading any file does not panic, and returns no more bytes than the file has.
 func FuzzReadLogs(f *testing.F) {
 	f.Add([]byte(sampleLog), 2)

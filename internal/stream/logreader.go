@@ -193,14 +193,14 @@ func (r *logReader) skip(why error) {
 // waitForMore waits until there is more to read. It returns false at the end of the log.
 func (r *logReader) waitForMore(ctx context.Context) (bool, error) {
 	if !r.opts.Follow {
-		return false, r.flush()
+		return false, r.finish()
 	}
 	for {
 		if unread, err := r.rotate(); unread || err != nil {
 			return unread, err
 		}
 		if r.ended {
-			return false, r.flush()
+			return false, r.finish()
 		}
 		select {
 		case <-ctx.Done():
@@ -255,7 +255,7 @@ func (r *logReader) rotate() (bool, error) {
 		r.buf.Reset(r.file)
 		return true, nil
 	case now.Size() < at: // truncated in place
-		r.line, r.long = nil, nil
+		r.line, r.long, r.skipping = nil, nil, false
 		_, err := r.file.Seek(0, io.SeekStart)
 		r.buf.Reset(r.file)
 		return true, err
@@ -287,11 +287,19 @@ func (r *logReader) openNext() error {
 // it.
 func (r *logReader) flush() error {
 	line := r.line
-	r.line, r.long = nil, nil
-	if _, err := crilog.Parse(line); len(line) > 0 && err == nil {
-		return r.writeEntry(append(line, '\n'))
+	r.line, r.long, r.skipping = nil, nil, false
+	if _, err := crilog.Parse(line); len(line) == 0 || err != nil {
+		return nil
 	}
-	if !r.entries && r.skipped != nil && !r.opts.TailSet {
+	return r.writeEntry(append(line, '\n'))
+}
+
+// finish flushes at the end of the log. A file without any entry is no log.
+func (r *logReader) finish() error {
+	if err := r.flush(); err != nil {
+		return err
+	}
+	if !r.entries && !r.opts.TailSet {
 		return r.skipped
 	}
 	return nil

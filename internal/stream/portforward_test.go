@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -249,6 +250,52 @@ func testPortForwardSession(t *testing.T, dial func(*url.URL) (httpstream.Dialer
 		t.Error(err)
 	}
 }
+
+// TestTunnelEndsIdle: a session that the server ends reads on until the client closes, too, beside the protocol library, which
+// still reads.
+func TestTunnelEndsIdle(t *testing.T) {
+	var mu sync.Mutex
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return log.Write(p)
+	}), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	s := serve(t, stream.Config{Runtime: hostRuntime(), IdleTimeout: 100 * time.Millisecond, Logger: logger})
+	for range 10 {
+		resp, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, err := url.Parse(resp.Url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dialer, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, &rest.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, _, err := dialer.Dial("portforward.k8s.io")
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-conn.CloseChan():
+		case <-time.After(time.Minute):
+			t.Error("the idle session does not end")
+		}
+		conn.Close()
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if strings.Contains(log.String(), "panic") {
+		t.Errorf("log:\n%s", log.String())
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // TestPortForwardOtherPort checks that a port that the URL was not issued for is refused with the reason. The refusal
 // is fast, but must not overtake the answer to its stream: once, one in twenty did.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -55,7 +56,9 @@ func (t *tunnelResponse) Write(p []byte) (int, error) { return t.outer.Write(p) 
 func (t *tunnelResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	upgrader := websocket.Upgrader{
 		Subprotocols: []string{portforward.WebsocketsSPDYTunnelingPortForwardV1},
-		CheckOrigin:  func(*http.Request) bool { return true }, // the URL's token is the permission
+		// A buffer of its own: that of net/http must not be read by two goroutines.
+		ReadBufferSize: 32 << 10, WriteBufferSize: 32 << 10,
+		CheckOrigin: func(*http.Request) bool { return true }, // the URL's token is the permission
 	}
 	socket, err := upgrader.Upgrade(t.outer, t.request, nil)
 	if err != nil {
@@ -68,34 +71,45 @@ func (t *tunnelResponse) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // tunnelConn is the connection inside of a WebSocket: the content of its binary messages, one after the other.
 type tunnelConn struct {
 	*websocket.Conn
-	message io.Reader // the one that is being read; nil before the first and between two
+
+	mu      sync.Mutex // held while a message is read: a session that is closing reads beside the protocol library
+	message io.Reader  // the one that is being read; nil before the first and between two
+	end     error      // after it, nothing can be read
 }
 
 var _ net.Conn = (*tunnelConn)(nil)
 
 // Read implements io.Reader. A client that closes the WebSocket ends the connection.
 func (c *tunnelConn) Read(p []byte) (int, error) {
-	for {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.end == nil {
 		if c.message == nil {
-			kind, message, err := c.NextReader()
-			switch {
-			case websocket.IsCloseError(err, websocket.CloseNormalClosure, websocket.CloseGoingAway):
-				return 0, io.EOF
-			case err != nil:
-				return 0, err
-			case kind != websocket.BinaryMessage:
-				return 0, errors.New("a tunnel carries binary messages only")
+			if c.message, c.end = c.nextMessage(); c.end != nil {
+				break
 			}
-			c.message = message
 		}
 		n, err := c.message.Read(p)
 		if err == io.EOF {
 			c.message, err = nil, nil
 		}
-		if n > 0 || err != nil {
-			return n, err
+		c.end = err
+		if n > 0 {
+			return n, nil
 		}
 	}
+	return 0, c.end
+}
+
+func (c *tunnelConn) nextMessage() (io.Reader, error) {
+	kind, message, err := c.NextReader()
+	switch {
+	case websocket.IsCloseError(err, websocket.CloseNormalClosure, websocket.CloseGoingAway):
+		return nil, io.EOF
+	case err == nil && kind != websocket.BinaryMessage:
+		return nil, errors.New("a tunnel carries binary messages only")
+	}
+	return message, err
 }
 
 // Write implements io.Writer.

@@ -49,7 +49,7 @@ type life struct {
 	signalled bool        // the stop signal was sent
 	deadline  time.Time   // when kill fires
 	kill      *time.Timer // kills the container
-	killed    bool        // kill fired
+	killed    bool        // it was killed as ordered: kill fired, or the stop signal is SIGKILL
 }
 
 func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }
@@ -284,7 +284,9 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 		return nil
 	}
 	l.signalled = true
-	if err := l.init.Signal(spec.SignalNumber(s.Resolved.StopSignal)); err != nil {
+	stop := spec.SignalNumber(s.Resolved.StopSignal)
+	l.killed = l.killed || stop == unix.SIGKILL
+	if err := l.init.Signal(stop); err != nil {
 		return fmt.Errorf("send the stop signal: %w", err)
 	}
 	return nil

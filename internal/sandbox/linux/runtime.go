@@ -158,7 +158,11 @@ func (b *Backend) sweepProbes(ctx context.Context) error {
 		if b.cgroups.Driver == cgroup.DriverSystemd {
 			group = filepath.Join(cgroup.ExpandSlice(filepath.Base(b.cgroups.Parent)), cgroup.Mark+id+".scope")
 		}
-		errs = append(errs, b.cgroups.Kill(ctx, group), b.runtime.forget(id), b.cgroups.Remove(ctx, group), os.RemoveAll(filepath.Join(b.cfg.RunDir, id)))
+		err := errors.Join(b.cgroups.Kill(ctx, group), b.runtime.forget(id), b.cgroups.Remove(ctx, group))
+		if err == nil { // otherwise the directory leads to them next time
+			err = os.RemoveAll(filepath.Join(b.cfg.RunDir, id))
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
