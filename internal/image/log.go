@@ -55,6 +55,9 @@ func (h slogHook) Fire(e *logrus.Entry) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
+	if !h.to.Enabled(ctx, level) {
+		return nil
+	}
 	attrs := make([]slog.Attr, 0, len(e.Data))
 	for key, value := range e.Data {
 		switch value.(type) {

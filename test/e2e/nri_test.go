@@ -537,14 +537,27 @@ func TestNRIHangingPlugin(t *testing.T) {
 	c.Pod.Run(harness.ContainerConfig("next", harness.Busybox, harness.Sleep()))
 }
 
-// TestNRISlowSynchronization: with the defaults, a plugin that needs longer for its synchronisation than for any other answer
-// stays connected and learns of the containers that were made meanwhile.
+// TestNRISlowSynchronization: with the defaults, a plugin may take longer for its synchronisation than for any other answer, and
+// learns of the containers that are made meanwhile. The bounds are those of the calls, which the plugin sees.
 func TestNRISlowSynchronization(t *testing.T) {
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Busybox)
 	p := startPod(t, d)
-	slow := connectPlugin(t, d, "00", "slow", &nriPlugin{onSync: func(context.Context) { time.Sleep(2500 * time.Millisecond) }})
+	bounds := make(chan time.Duration, 2)
+	note := func(ctx context.Context) {
+		deadline, _ := ctx.Deadline()
+		bounds <- time.Until(deadline)
+	}
+	slow := connectPlugin(t, d, "00", "slow", &nriPlugin{onSync: note, on: func(ctx context.Context, e nriEvent) error {
+		if e.call == "CreateContainer" {
+			note(ctx)
+		}
+		return nil
+	}})
 	c := p.Run(harness.ContainerConfig("during", harness.Busybox, harness.Sleep()))
+	if synchronisation, other := receive(t, bounds), receive(t, bounds); synchronisation < 3*time.Second || other > 2*time.Second {
+		t.Errorf("bounds: got %v for the synchronisation and %v for a container, want nearly 10 s and at most 2 s", synchronisation, other)
+	}
 	slow.waitCalls(t, c.ID, containerCalls[:4]...)
 	if n := slow.seen(p.ID); n != 1 {
 		t.Errorf("the plugin learned %d times of the pod, want once", n)
