@@ -142,11 +142,13 @@ type nameServer struct {
 	mu      sync.Mutex
 	answers map[string][]string
 	queries int
+	// questions has each question once, although a client repeats one whose datagram was lost.
+	questions map[dnsmessage.Question]bool
 }
 
 func serveNames(t testing.TB) *nameServer {
 	t.Helper()
-	s := &nameServer{answers: map[string][]string{}}
+	s := &nameServer{answers: map[string][]string{}, questions: map[dnsmessage.Question]bool{}}
 	conn, err := net.ListenPacket("udp", worldIP+":53")
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
@@ -177,6 +179,12 @@ func (s *nameServer) asked() int {
 	return s.queries
 }
 
+func (s *nameServer) different() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.questions)
+}
+
 func (s *nameServer) answer(query []byte) []byte {
 	var m dnsmessage.Message
 	if m.Unpack(query) != nil || len(m.Questions) != 1 {
@@ -186,6 +194,7 @@ func (s *nameServer) answer(query []byte) []byte {
 	defer s.mu.Unlock()
 	s.queries++
 	q := m.Questions[0]
+	s.questions[q] = true
 	m.Response, m.Additionals = true, nil
 	addrs, known := s.answers[q.Name.String()]
 	if !known {
