@@ -44,13 +44,16 @@ help: ## list the targets
 setup: ## install the required Debian packages and Go modules (as root; quick if complete)
 	@hack/setup.sh
 
+# go build sets the time of a program that is up to date, which for Go's test cache is a change. `install -C` does not.
 .PHONY: build
 build: ## build the programs into build/bin: tripod (static), tripod-wasm (the worker with the Wasm engine) and others; build/test/bin for the tests
-	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
-	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(WORKER) ./cmd/tripod-wasm
-	go build $(BUILDFLAGS) -ldflags '-s -w' -o $(VMWRAP) ./cmd/tripod-vmwrap
-	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(AGENT) ./cmd/tripod-agent
-	go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(TESTBIN) ./cmd/tripod
+	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod
+	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-wasm
+	go build $(BUILDFLAGS) -ldflags '-s -w' -o build/obj/ ./cmd/tripod-vmwrap
+	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-agent
+	go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/test/ ./cmd/tripod
+	@install -CDt $(dir $(BIN)) build/obj/tripod*
+	@install -CDt $(dir $(TESTBIN)) build/obj/test/tripod
 	@ln -srf $(WORKER) $(VMWRAP) $(AGENT) $(dir $(TESTBIN))
 
 .PHONY: run
