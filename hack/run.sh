@@ -296,7 +296,7 @@ demo_machine() {
   local began=$SECONDS ip code=0
   say "A virtual machine from the registry, a disk that boots  (tripod run -r vm)"
   "$TRIPOD" pull "$disk" >/dev/null
-  "$TRIPOD" run -r vm --name machine -i "$disk" >/dev/null
+  "$TRIPOD" run -r vm --name machine -d -i "$disk" >/dev/null
   ip=$(pod_ip machine)
   patience=90 await "the guest reports on its console that it is up" logs_have machine TRIPOD-GUEST-READY
   "$TRIPOD" logs machine | tr -d '\r' | grep -aE 'SYSLINUX|READY' | show

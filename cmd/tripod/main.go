@@ -80,6 +80,7 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	edge := app.EdgeCommand(interruptible)
 	edge.GroupID = groupEdge
 	root.AddCommand(edge)
+	root.AddCommand(elsewhereCommands()...)
 	return root
 }
 
@@ -90,7 +91,7 @@ const (
 )
 
 // interruptible makes SIGINT and SIGTERM cancel a client command's context. After such a signal, the program ends with
-// the exit code that shells expect. A second signal kills the process.
+// the exit code that shells expect, or with that of a program in a container. A second signal kills the process.
 func interruptible(c *cobra.Command) {
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -99,7 +100,7 @@ func interruptible(c *cobra.Command) {
 		context.AfterFunc(ctx, stop)
 		c.SetContext(ctx)
 		err := run(c, args)
-		if err != nil && ctx.Err() != nil {
+		if err != nil && ctx.Err() != nil && !isSilent(err) {
 			return &cli.ExitError{Code: 128 + int(unix.SIGINT)}
 		}
 		return err

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -185,4 +186,22 @@ func TestManualPages(t *testing.T) {
 		}
 	}
 	check(newRoot(nil, io.Discard, io.Discard))
+}
+
+// TestCommandsOfOtherTools: what users of docker, kubectl and crictl type first exists, or one line says what to type instead.
+func TestCommandsOfOtherTools(t *testing.T) {
+	root := newRoot(strings.NewReader(""), io.Discard, io.Discard)
+	for name := range elsewhere {
+		var stderr bytes.Buffer
+		code := run([]string{name, "-f", "x", "--", "y"}, strings.NewReader(""), io.Discard, &stderr)
+		text := stderr.String()
+		if code != 1 || strings.Count(text, "\n") != 1 {
+			t.Errorf("tripod %s: got exit code %d and %q, want one line", name, code, text)
+		}
+		for _, named := range regexp.MustCompile("`tripod ([a-z]+)").FindAllStringSubmatch(text, -1) {
+			if c, _, err := root.Find(named[1:]); err != nil || c.Hidden {
+				t.Errorf("tripod %s: it names the command %q, which does not exist", name, named[1])
+			}
+		}
+	}
 }

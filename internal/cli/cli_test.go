@@ -240,25 +240,61 @@ func TestReadMessage(t *testing.T) {
 }
 
 func TestRunConfigs(t *testing.T) {
-	o := runOptions{logDir: "/logs", env: []string{"A=b=c"}, publish: []string{"1:2"}}
-	container, pod, err := o.configs([]string{"example.com/x/web:1", "sh", "-c", "true"}, 1)
+	o := runOptions{logDir: "/logs", env: []string{"A=b=c"}, publish: []string{"1:2"}, volumes: []string{"/a:/b:ro"}}
+	container, pod, err := o.configs([]string{"example.com/x/web:1", "sh", "-c", "true"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if pod.GetMetadata().GetName() != "web" || pod.GetMetadata().GetUid() == "" || !strings.HasPrefix(pod.GetLogDirectory(), "/logs/default_web_") ||
-		len(pod.GetPortMappings()) != 1 || container.GetArgs()[2] != "true" || container.GetCommand() != nil || string(container.GetEnvs()[0].GetValue()) != "b=c" {
+		len(pod.GetPortMappings()) != 1 || container.GetArgs()[2] != "true" || container.GetCommand() != nil || string(container.GetEnvs()[0].GetValue()) != "b=c" ||
+		!container.GetMounts()[0].GetReadonly() || container.GetMounts()[0].GetHostPath() != "/a" || container.GetMounts()[0].GetContainerPath() != "/b" {
 		t.Errorf("configs: got pod %v\nand container %v", pod, container)
 	}
 	o.command = true
-	if container, _, err = o.configs([]string{"web", "sh"}, 1); err != nil || container.GetCommand()[0] != "sh" || container.GetArgs() != nil {
+	if container, _, err = o.configs([]string{"web", "sh"}); err != nil || container.GetCommand()[0] != "sh" || container.GetArgs() != nil {
 		t.Errorf("configs with --command: got %v, %v; want the command sh", container, err)
 	}
-	for _, bad := range []struct {
-		args []string
-		dash int
-	}{{[]string{"web", "sh"}, -1}, {[]string{"sh"}, 0}, {[]string{"a", "b", "c"}, 2}} {
-		if _, _, err := o.configs(bad.args, bad.dash); err == nil {
-			t.Errorf("configs(%v) with -- at %d succeeded, want an error", bad.args, bad.dash)
+	if _, _, err := o.configs(nil); err == nil {
+		t.Error("configs without arguments succeeded, want an error")
+	}
+	for _, bad := range []string{"data:/b", "/a", "/a:b", "/a:/b:rw:ro", "/a:/b:z"} {
+		if _, err := parseVolumes([]string{bad}); err == nil {
+			t.Errorf("parseVolumes(%q) succeeded, want an error", bad)
+		}
+	}
+}
+
+// TestArgumentsOfRun: words after the image are the container's, with or without --, and flags may stand between.
+func TestArgumentsOfRun(t *testing.T) {
+	for line, want := range map[string]string{
+		"web":                       "web",
+		"-t web":                    "web t",
+		"web -t":                    "web t",
+		"web sh -c true":            "web sh -c true",
+		"web -t sh -t":              "web sh -t t",
+		"web -- -t sh":              "web -t sh",
+		"-t web -- sh -- -d":        "web sh -- -d t",
+		"a.json b.yaml -t":          "a.json b.yaml t",
+		"web a.json -t":             "web a.json -t",
+		"--rm web -d":               "if any flags",
+		"web --nothing":             "unknown flag",
+		"-f a.yaml --name x":        "if any flags",
+		"--wait web -- --wait -d x": "web --wait -d x",
+	} {
+		c := (&App{}).runCommand()
+		var got []string
+		c.RunE = func(c *cobra.Command, args []string) (err error) {
+			got, err = argumentsOfRun(c, args)
+			if tty, _ := c.Flags().GetBool("tty"); tty {
+				got = append(got, "t")
+			}
+			return err
+		}
+		c.SetArgs(strings.Fields(line))
+		c.SilenceErrors, c.SilenceUsage = true, true
+		err := c.Execute()
+		if text := strings.Join(got, " "); err == nil && text != want || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("run %s: got %q, error %v; want %q", line, text, err, want)
 		}
 	}
 }

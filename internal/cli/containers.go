@@ -157,7 +157,7 @@ func (a *App) stopCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().Int64Var(&grace, "grace", 10, "seconds before the container is killed; 0: immediately")
+	c.Flags().Int64VarP(&grace, "grace", "t", stopGrace, "seconds before the container is killed; 0: immediately")
 	return c
 }
 

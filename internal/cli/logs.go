@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// watchInterval is the polling interval for the state of a followed container.
-const watchInterval = 300 * time.Millisecond
+// The state of a followed container is polled at these intervals, which double.
+const firstInterval, watchInterval = 10 * time.Millisecond, 320 * time.Millisecond
 
 func (a *App) logsCommand() *cobra.Command {
 	var follow, timestamps bool
@@ -76,9 +76,7 @@ func (a *App) logs(ctx context.Context, client *Client, id string, o stream.LogO
 // waitForEnd returns once the container writes no more output. While the daemon is away, for example because it restarts,
 // the container can still write.
 func waitForEnd(ctx context.Context, client *Client, id string) {
-	tick := time.NewTicker(watchInterval)
-	defer tick.Stop()
-	for {
+	for wait := firstInterval; ; wait = min(2*wait, watchInterval) {
 		resp, err := client.ContainerStatus(ctx, id, false)
 		away := status.Code(err) == codes.Unavailable || status.Code(err) == codes.DeadlineExceeded
 		if err != nil && !away {
@@ -92,7 +90,7 @@ func waitForEnd(ctx context.Context, client *Client, id string) {
 			}
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return
 		}

@@ -5,13 +5,14 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -95,50 +96,82 @@ type runOptions struct {
 	userns        bool
 	command       bool
 	tty, stdin    bool
+	detach        bool
 	env, publish  []string
+	volumes       []string
 	annotations   []string
 	logDir        string
+}
+
+// attached reports whether the command stays in the foreground.
+func (o runOptions) attached(m manifestOptions) bool {
+	return !o.detach && (o.stdin || o.tty || m.wait || m.remove)
 }
 
 func (a *App) runCommand() *cobra.Command {
 	var o runOptions
 	var m manifestOptions
 	c := &cobra.Command{
-		Use:   "run {IMAGE [-- ARGUMENT...] | CONTAINER-FILE POD-FILE | -f MANIFEST}",
+		Use:   "run {IMAGE [[--] ARGUMENT...] | CONTAINER-FILE POD-FILE | -f MANIFEST}",
 		Short: "Run a container in its own pod, from an image or from two files, or the pods of a Kubernetes manifest",
 		Long: `Run pulls the image if it is missing, starts a pod, and creates and starts one container in it. If a step
 fails, it removes the pod again. It prints the container's ID.
+
+With --rm, --wait, -i or -t it stays in the foreground: it passes the container's output on, with -i also its own input, and
+exits with the container's exit code. An interrupt stops the container within 10 seconds; another one kills it. With -it the
+keys Ctrl-P Ctrl-Q leave the container alone. -d returns at once in any case.
 
 With -f it runs the Pods of a file of Kubernetes manifests ("-": standard input) with their init containers, sidecars and
 volumes, and prints the pods' IDs. ConfigMaps and Secrets that the Pods use are in the same file. A field that has no effect
 without a cluster is refused by its path before anything is made. If a step fails, run removes all of these pods. Nothing
 restarts their containers. Remove the pods and their volumes with "tripod rmp".
 
-  tripod run docker.io/library/nginx:1 -p 8080:80
+  tripod run -p 8080:80 docker.io/library/nginx:1
+  tripod run --rm -it docker.io/library/busybox:1
   tripod run --name hello docker.io/library/busybox:1 -- sh -c 'echo hello; sleep 60'
-  tripod run -r vm -i --annotation tripod.dev/vm.vcpu-count=2 registry.example/disk:1
+  tripod run -r vm -d -i --annotation tripod.dev/vm.vcpu-count=2 registry.example/disk:1
   tripod run container.json pod.json
   tripod run -f pod.yaml
   tripod run --rm -f - <job.yaml`,
 		Args: cobra.ArbitraryArgs, ValidArgsFunction: a.completeRun,
 		RunE: func(c *cobra.Command, args []string) error {
+			args, err := argumentsOfRun(c, args)
+			if err != nil {
+				return err
+			}
 			if m.file != "" {
 				m.logDir = o.logDir
 				return a.runFile(c, args, m)
 			}
-			if m.wait || m.remove {
-				return fmt.Errorf("--wait and --rm need -f: %w", errdefs.ErrInvalidArgument)
-			}
-			container, pod, err := o.configs(args, c.ArgsLenAtDash())
+			container, pod, err := o.configs(args)
 			if err != nil {
 				return err
 			}
+			attached := o.attached(m)
+			if attached {
+				container.StdinOnce = container.GetStdin()
+			}
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
-				id, err := a.run(ctx, client, container, pod, o.handler)
+				podID, id, err := a.run(ctx, client, container, pod, o.handler)
 				if err != nil {
 					return err
 				}
-				return a.printRun(ctx, client, id)
+				if !attached {
+					return a.printRun(ctx, client, id)
+				}
+				err = a.foreground(ctx, client, id, container)
+				if errors.Is(err, errLeft) {
+					return nil
+				}
+				if m.remove {
+					// The exit code is the container's in any case.
+					if undo := removeRun(ctx, client, podID); undo != nil {
+						fmt.Fprintf(a.Stderr, "tripod run: %s\n", Explain(undo))
+					} else if !areConfigFiles(args) { // the directory is this pod's alone
+						_ = os.RemoveAll(pod.GetLogDirectory())
+					}
+				}
+				return err
 			})
 		},
 	}
@@ -150,23 +183,45 @@ restarts their containers. Remove the pods and their volumes with "tripod rmp".
 	f.BoolVar(&o.userns, "userns", false, "give the pod a user namespace: its root is no user of the node")
 	f.BoolVar(&o.command, "command", false, "the words after -- replace the image's entrypoint, not only its arguments")
 	f.BoolVarP(&o.tty, "tty", "t", false, "give the container a terminal")
-	f.BoolVarP(&o.stdin, "interactive", "i", false, "keep the container's standard input for attach")
+	f.BoolVarP(&o.stdin, "interactive", "i", false, "give the container a standard input")
+	f.BoolVarP(&o.detach, "detach", "d", false, "do not stay in the foreground")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "environment NAME=VALUE")
 	f.StringArrayVar(&o.annotations, "annotation", nil, "annotation KEY=VALUE of the pod")
 	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "parent of the pod's log directory, which stays when the pod is removed")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "host port [ADDRESS:]HOST:CONTAINER[/udp]")
+	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "directory or file of the node: /HOST-PATH:/CONTAINER-PATH[:ro]")
 	a.manifestFlags(c, &m)
+	f.SetInterspersed(false) // what follows the image is the container's
 	return c
 }
 
-// configs makes the messages for the container and the pod from the arguments. The parameter dash is the number of
-// arguments before "--", or -1 if there is no "--".
-func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfig, *runtimeapi.PodSandboxConfig, error) {
-	if dash < 0 && len(args) == 2 && isConfigFile(args[0]) && isConfigFile(args[1]) {
+// argumentsOfRun returns the image with the container's arguments, or the two files. Flags are read before the first argument of
+// the container, also after the image.
+func argumentsOfRun(c *cobra.Command, args []string) ([]string, error) {
+	first := 1
+	if areConfigFiles(args) {
+		first = 2
+	}
+	if len(args) <= first {
+		return args, nil
+	}
+	if err := c.Flags().Parse(args[first:]); err != nil {
+		return nil, err
+	}
+	return append(args[:first:first], c.Flags().Args()...), c.ValidateFlagGroups()
+}
+
+// configs makes the messages for the container and the pod from the arguments.
+func (o runOptions) configs(args []string) (*runtimeapi.ContainerConfig, *runtimeapi.PodSandboxConfig, error) {
+	switch {
+	case len(args) == 0:
+		return nil, nil, fmt.Errorf("needs an image and its arguments, or two files that end in .json or .yaml")
+	case len(args) == 2 && areConfigFiles(args):
 		return readConfigs(args[0], args[1])
 	}
-	if (dash < 0 && len(args) != 1) || dash > 1 || dash == 0 {
-		return nil, nil, fmt.Errorf("needs an image and, after --, its arguments; or two files that end in .json or .yaml")
+	mounts, err := parseVolumes(o.volumes)
+	if err != nil {
+		return nil, nil, err
 	}
 	ports, err := parsePorts(o.publish)
 	if err != nil {
@@ -203,7 +258,7 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 	container := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name},
 		Image:    &runtimeapi.ImageSpec{Image: args[0], UserSpecifiedImage: args[0]},
-		Args:     args[1:], Envs: envs, Tty: o.tty, Stdin: o.stdin,
+		Args:     args[1:], Envs: envs, Mounts: mounts, Tty: o.tty, Stdin: o.stdin,
 		LogPath: name + "/0.log",
 		Linux:   &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: spaces}},
 	}
@@ -214,28 +269,35 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 }
 
 // run makes a pod and a container and removes both if a step fails.
-func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, handler string) (id string, err error) {
+func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, handler string) (podID, id string, err error) {
 	image := &runtimeapi.ImageSpec{Image: container.GetImage().GetImage(), RuntimeHandler: handler}
 	if err := a.ensureImage(ctx, client, image); err != nil {
-		return "", err
+		return "", "", err
 	}
-	podID, err := client.RunPodSandbox(ctx, pod, handler)
+	podID, err = client.RunPodSandbox(ctx, pod, handler)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	if id, err = client.CreateContainer(ctx, podID, container, pod); err == nil {
 		err = client.StartContainer(ctx, id)
 	}
 	if err == nil {
-		return id, nil
+		return podID, id, nil
 	}
-	// ctx may have ended, so the clean-up has its own timeout.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	if undo := removeRun(ctx, client, podID); undo != nil {
+		return "", "", fmt.Errorf("%w; and %s", err, Explain(undo))
+	}
+	return "", "", err
+}
+
+// removeRun removes the pod of run, even if ctx has ended.
+func removeRun(ctx context.Context, client *Client, podID string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	if undo := removePod(ctx, client, podID, true, true); undo != nil {
-		return "", fmt.Errorf("%w; and pod %s could not be removed: %s", err, shortID(podID), Explain(undo))
+	if err := removePod(ctx, client, podID, true, true); err != nil {
+		return fmt.Errorf("pod %s could not be removed: %w", shortID(podID), err)
 	}
-	return "", err
+	return nil
 }
 
 // printRun prints the container's ID, or the container in another format.
@@ -251,12 +313,10 @@ func (a *App) printRun(ctx context.Context, client *Client, id string) error {
 	return a.Print(&runtimeapi.ListContainersResponse{Containers: found}, func(wide bool) error { return a.containerTable(ctx, client, found, wide) })
 }
 
-func isConfigFile(arg string) bool {
-	switch path.Ext(arg) {
-	case ".json", ".yaml", ".yml":
-		return true
-	}
-	return false
+// areConfigFiles reports whether the arguments begin with two files of messages.
+func areConfigFiles(args []string) bool {
+	isFile := func(arg string) bool { return slices.Contains([]string{".json", ".yaml", ".yml"}, path.Ext(arg)) }
+	return len(args) >= 2 && isFile(args[0]) && isFile(args[1])
 }
 
 // nameOf converts the last part of an image reference to a DNS label.
@@ -303,6 +363,22 @@ func parseAnnotations(list []string) (map[string]string, error) {
 		all[key] = value
 	}
 	return all, nil
+}
+
+func parseVolumes(list []string) ([]*runtimeapi.Mount, error) {
+	var mounts []*runtimeapi.Mount
+	for _, v := range list {
+		parts := strings.Split(v, ":")
+		readOnly := len(parts) == 3 && parts[2] == "ro"
+		if len(parts) == 3 && (readOnly || parts[2] == "rw") {
+			parts = parts[:2]
+		}
+		if len(parts) != 2 || !path.IsAbs(parts[0]) || !path.IsAbs(parts[1]) {
+			return nil, fmt.Errorf("--volume %q is not /HOST-PATH:/CONTAINER-PATH[:ro]; volumes with a name are for manifests (-f)", v)
+		}
+		mounts = append(mounts, &runtimeapi.Mount{HostPath: parts[0], ContainerPath: parts[1], Readonly: readOnly})
+	}
+	return mounts, nil
 }
 
 func parsePorts(list []string) ([]*runtimeapi.PortMapping, error) {

@@ -41,13 +41,16 @@ type manifestOptions struct {
 func (a *App) manifestFlags(c *cobra.Command, m *manifestOptions) {
 	f := c.Flags()
 	f.StringVarP(&m.file, "file", "f", "", "run the Pods of this file of Kubernetes manifests; -: standard input")
-	f.BoolVar(&m.wait, "wait", false, "with -f: wait until the containers have ended, and exit with the code of the first that failed")
-	f.BoolVar(&m.remove, "rm", false, "with -f: wait as well, and remove the pods then, or when interrupted")
+	f.BoolVar(&m.wait, "wait", false, "wait until the containers have ended, and exit with the code of the first that failed")
+	f.BoolVar(&m.remove, "rm", false, "wait as well, and remove the pods then, or when interrupted")
 	f.DurationVar(&m.initTimeout, "init-timeout", 10*time.Minute, "with -f: time limit of an init container")
 	f.StringVar(&m.volumeDir, "volume-dir", DefaultVolumeDir, "with -f: parent of the directories with the pods' volumes")
 	a.OutputFlag(c)
-	for _, other := range []string{"name", "runtime", "host-network", "userns", "command", "tty", "interactive", "env", "annotation", "publish"} {
+	for _, other := range []string{"name", "runtime", "host-network", "userns", "command", "tty", "interactive", "env", "annotation", "publish", "volume"} {
 		c.MarkFlagsMutuallyExclusive("file", other)
+	}
+	for _, waits := range []string{"wait", "rm"} {
+		c.MarkFlagsMutuallyExclusive("detach", waits)
 	}
 }
 

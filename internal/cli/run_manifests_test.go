@@ -37,7 +37,7 @@ func TestRunFlags(t *testing.T) {
 		want string
 	}{
 		{[]string{"run"}, "needs an image"},
-		{[]string{"run", "--rm", "image"}, "--wait and --rm need -f"},
+		{[]string{"run", "--rm", "-d", "image"}, "[detach rm]"},
 		{[]string{"run", "-f", file, "image"}, "takes no arguments with -f"},
 		{[]string{"run", "-f", file, "--name", "n"}, "[file name]"},
 		{[]string{"run", "-f", file + ".missing"}, "no such file"},

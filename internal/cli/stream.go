@@ -28,7 +28,11 @@ type streamOptions struct {
 	stdin, tty bool
 	transport  string
 	keys       string // keys that end the session when typed on a terminal
+	inputOnly  bool
 }
+
+// errLeft says that the user has ended the session with its keys.
+var errLeft = errors.New("the container goes on")
 
 func (o *streamOptions) flags(c *cobra.Command, tty bool) {
 	c.Flags().BoolVarP(&o.stdin, "interactive", "i", false, "pass standard input on")
@@ -123,7 +127,10 @@ func (a *App) attachCommand() *cobra.Command {
 					return err
 				}
 				o.keys = attachKeys
-				return a.stream(ctx, resp.GetUrl(), o)
+				if err := a.stream(ctx, resp.GetUrl(), o); !errors.Is(err, errLeft) {
+					return err
+				}
+				return nil
 			})
 		},
 	}
@@ -132,13 +139,17 @@ func (a *App) attachCommand() *cobra.Command {
 	return c
 }
 
-// stream connects our streams to those behind the URL until the remote program ends or the client disconnects.
+// stream connects our streams to those behind the URL until the remote program ends or the client disconnects. It returns errLeft
+// if the user has typed the keys.
 func (a *App) stream(ctx context.Context, address string, o streamOptions) error {
 	executor, err := newExecutor(address, o.transport)
 	if err != nil {
 		return err
 	}
-	options := remotecommand.StreamOptions{Stdout: a.Stdout, Tty: o.tty}
+	options := remotecommand.StreamOptions{Tty: o.tty}
+	if !o.inputOnly {
+		options.Stdout = a.Stdout
+	}
 	ctx, leave := context.WithCancel(ctx)
 	defer leave()
 	left := false
@@ -148,7 +159,7 @@ func (a *App) stream(ctx context.Context, address string, o streamOptions) error
 	case o.stdin:
 		options.Stdin = a.Stdin
 	}
-	if !o.tty {
+	if !o.tty && !o.inputOnly {
 		options.Stderr = a.Stderr
 	}
 	restore := func() {}
@@ -160,7 +171,7 @@ func (a *App) stream(ctx context.Context, address string, o streamOptions) error
 	err = executor.StreamWithContext(ctx, options)
 	restore()
 	if left {
-		return nil
+		return errLeft
 	}
 	if code := ExitCode(err); err != nil && isExit(err) {
 		return &ExitError{Code: code}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +50,33 @@ func TestPieces(t *testing.T) {
 	}
 	if want := "a×16384 false,b×16384 true,b×1 false"; strings.Join(got, ",") != want {
 		t.Errorf("entries are %v, want %s", got, want)
+	}
+}
+
+// TestTerminalIsWrittenAtOnce: a prompt is in the log before its line is complete.
+func TestTerminalIsWrittenAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	w := crilog.NewWriter(openLog(t, path), 0)
+	defer w.Close()
+	s := w.Terminal(crilog.Stdout)
+	defer s.Close()
+	for _, text := range []string{"\nlogin: ", "root\n"} {
+		before, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		after, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries := slices.Collect(strings.Lines(string(after[len(before):])))
+		last, err := crilog.Parse([]byte(entries[len(entries)-1]))
+		if partial := !strings.HasSuffix(text, "\n"); err != nil || last.Partial != partial || string(last.Content) != strings.Trim(text, "\n") {
+			t.Errorf("after %q: the last entry is %q, partial %t, error %v", text, last.Content, last.Partial, err)
+		}
 	}
 }
 

@@ -61,10 +61,17 @@ func (l *Writer) Close() error {
 // or has MaxPiece bytes. When the returned writer is closed, it writes the rest as a full line.
 func (l *Writer) Stream(name string) io.WriteCloser { return &stream{log: l, name: name} }
 
+// Terminal is like Stream for the output of a program on a terminal: the returned writer writes each part of a line at once, so
+// that whoever follows the log sees prompts.
+func (l *Writer) Terminal(name string) io.WriteCloser {
+	return &stream{log: l, name: name, atOnce: true}
+}
+
 type stream struct {
-	log  *Writer
-	name string
-	rest []byte // an unfinished line, at most MaxPiece bytes
+	log    *Writer
+	name   string
+	atOnce bool   // write unfinished lines, too
+	rest   []byte // an unfinished line, at most MaxPiece bytes
 }
 
 func (s *stream) Write(p []byte) (int, error) {
@@ -72,6 +79,9 @@ func (s *stream) Write(p []byte) (int, error) {
 	var lines []Line
 	for {
 		line, n := Cut(output)
+		if n == 0 && s.atOnce && len(output) > 0 {
+			line, n = Line{Content: output, Partial: true}, len(output)
+		}
 		if n == 0 {
 			break
 		}

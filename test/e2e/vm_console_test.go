@@ -30,7 +30,7 @@ func TestVMConsole(t *testing.T) {
 		t.Helper()
 		s := startSession(t, p, c.AttachURL(true, true), true)
 		s.send("\n")
-		awaitPrompt(t, s)
+		awaitPrompt(t, &s.stdout)
 		s.send("echo " + word + "-$((6*7))\n")
 		awaitSaid(t, s, word+"-42\r\n")
 		c.WaitConsole(word + "-42\r\n")
@@ -42,7 +42,7 @@ func TestVMConsole(t *testing.T) {
 		t.Run("the end of the client's input is the end of the session/"+string(p), func(t *testing.T) {
 			s := startSession(t, p, c.AttachURL(true, true), true)
 			s.send("\n")
-			awaitPrompt(t, s)
+			awaitPrompt(t, &s.stdout)
 			s.stdin.Close()
 			s.wait(0)
 		})
@@ -51,7 +51,7 @@ func TestVMConsole(t *testing.T) {
 		one, two := startSession(t, harness.SPDY, c.AttachURL(true, true), true), startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
 		one.send("echo from-$((1+0))\n")
 		awaitSaid(t, one, "from-1\r\n")
-		awaitPrompt(t, one)
+		awaitPrompt(t, &one.stdout)
 		two.send("echo from-$((1+1))\n")
 		awaitSaid(t, two, "from-2\r\n")
 		awaitSaid(t, one, "from-2\r\n")
@@ -64,7 +64,7 @@ func TestVMConsole(t *testing.T) {
 	t.Run("rotation", func(t *testing.T) {
 		s := startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
 		s.send("\n")
-		awaitPrompt(t, s)
+		awaitPrompt(t, &s.stdout)
 		s.send("i=0; while [ ! -e /tmp/enough ]; do echo count $i; i=$((i+1)); done; echo counted-$((2+1))\n")
 		var files []string
 		for i := range 5 {
@@ -112,7 +112,7 @@ func TestVMConsole(t *testing.T) {
 	t.Run("the machine ends", func(t *testing.T) {
 		s := startSession(t, harness.SPDY, c.AttachURL(true, true), true)
 		s.send("\n")
-		awaitPrompt(t, s)
+		awaitPrompt(t, &s.stdout)
 		s.send("echo -n last $((1+1)) words; poweroff -f\n")
 		awaitSaid(t, s, "last 2 words")
 		s.wait(0)
@@ -126,10 +126,10 @@ func TestVMConsole(t *testing.T) {
 func terminal(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }
 
 // awaitPrompt waits until the guest's shell reads its input, because earlier input is lost.
-func awaitPrompt(t *testing.T, s *session) {
+func awaitPrompt(t *testing.T, screen *buffer) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, func() error {
-		if said := strings.TrimSuffix(s.stdout.String(), "\x1b[6n"); !strings.HasSuffix(said, "# ") {
+		if said := strings.TrimSuffix(screen.String(), "\x1b[6n"); !strings.HasSuffix(said, "# ") {
 			return fmt.Errorf("output: got %q, want a prompt at its end", said)
 		}
 		return nil

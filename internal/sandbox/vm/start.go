@@ -81,8 +81,8 @@ func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*li
 	terminal, err := console.Open(console.Config{
 		SerialLog: s.Definition.SerialLog, Input: b.cfg.socket(c.ID, machine.SerialInput), StateFile: b.cfg.consoleFile(c.ID),
 		OpenLog:    func() (*os.File, error) { return stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()) },
-		LogSizeMax: b.cfg.LogSizeMax,
-		Logger:     b.log.With("container", c.ID),
+		LogSizeMax: b.cfg.LogSizeMax, TTY: c.Config.GetTty(),
+		Logger: b.log.With("container", c.ID),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open the machine's console: %w", err)

@@ -28,7 +28,9 @@ type Config struct {
 	// LogSizeMax is the maximum size of the container's log in bytes; 0 means no limit. Output beyond the limit is dropped
 	// until the log is rotated.
 	LogSizeMax int64
-	Logger     *slog.Logger
+	// TTY writes unfinished lines to the log at once, so that whoever follows it sees prompts.
+	TTY    bool
+	Logger *slog.Logger
 }
 
 // Console is the console of a running machine. Its methods are safe for concurrent use.

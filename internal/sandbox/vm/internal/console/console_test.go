@@ -219,6 +219,31 @@ func TestPromptness(t *testing.T) {
 	}
 }
 
+// TestPromptOnATerminal: of a container with a terminal, an unfinished line is in the log as well.
+func TestPromptOnATerminal(t *testing.T) {
+	dir := newDir(t)
+	p := newPort(t, dir)
+	config := configOf(dir, t.Output())
+	config.TTY = true
+	c, err := console.Open(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	for _, text := range []string{"login: ", "root\n", "# "} {
+		p.write(text)
+		for begin := time.Now(); logged(t, dir) != p.all.String(); time.Sleep(time.Millisecond) {
+			if time.Since(begin) > patience {
+				t.Fatalf("the log has %q, want %q", logged(t, dir), &p.all)
+			}
+		}
+	}
+	if err := c.Drain(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, logged(t, dir), p.all.String())
+}
+
 // TestNoLog: the serial log is freed even if the container has no log.
 func TestNoLog(t *testing.T) {
 	dir := newDir(t)

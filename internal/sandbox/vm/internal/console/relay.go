@@ -155,7 +155,7 @@ func (r *relay) step(last bool) (more bool, err error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return false, err
 	}
-	used := b.entries(n, last && errors.Is(err, io.EOF))
+	used := b.entries(n, (last || r.cfg.TTY) && errors.Is(err, io.EOF), !last)
 	if used > 0 {
 		if err := r.commit(b.out, int64(used)); err != nil {
 			return false, err
@@ -189,15 +189,15 @@ func (r *relay) noticeLoss() {
 	}
 }
 
-// entries converts the first n bytes of b.in to log entries in b.out, and returns how many bytes it converted. If last
-// is true, it also converts an unfinished line.
-func (b *buffer) entries(n int, last bool) (used int) {
+// entries converts the first n bytes of b.in to log entries in b.out, and returns how many bytes it converted. If rest
+// is true, it also converts an unfinished line, which goes on in the next entry if partial is true.
+func (b *buffer) entries(n int, rest, partial bool) (used int) {
 	now, output := time.Now().UTC(), b.in[:n]
 	b.out = b.out[:0]
 	for len(b.out) < batch { // an entry can be much longer than its line
 		line, n := crilog.Cut(output[used:])
-		if n == 0 && last && used < len(output) {
-			line, n = crilog.Line{Content: output[used:]}, len(output)-used
+		if n == 0 && rest && used < len(output) {
+			line, n = crilog.Line{Content: output[used:], Partial: partial}, len(output)-used
 		}
 		if n == 0 {
 			break

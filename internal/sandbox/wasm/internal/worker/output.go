@@ -36,7 +36,7 @@ func newOutput(log *os.File, maxBytes int64, tty bool) *output {
 	return o
 }
 
-// stream returns a guest's stdout or stderr. The stream buffers an unfinished line until Close.
+// stream returns a guest's stdout or stderr. Without a terminal, the stream buffers an unfinished line until Close.
 func (o *output) stream(stderr bool) io.WriteCloser {
 	s := &outputStream{output: o, stderr: stderr && !o.tty}
 	if o.log != nil {
@@ -44,7 +44,9 @@ func (o *output) stream(stderr bool) io.WriteCloser {
 		if s.stderr {
 			name = crilog.Stderr
 		}
-		s.log = o.log.Stream(name)
+		if s.log = o.log.Stream(name); o.tty {
+			s.log = o.log.Terminal(name)
+		}
 	}
 	return s
 }
