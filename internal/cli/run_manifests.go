@@ -69,10 +69,10 @@ func (a *App) runFile(c *cobra.Command, args []string, m manifestOptions) error 
 // played is a pod of `run -f`, with what of it exists on the node.
 type played struct {
 	*play.Pod
-	id       string // empty: no sandbox yet
-	doubtful bool   // the call that makes the sandbox was given up, and may yet succeed
-	images   map[string]string
-	running  []playedContainer // in the order of their starts
+	id       string                       // empty: no sandbox yet
+	doubtful bool                         // the call that makes the sandbox was given up, and may yet succeed
+	images   map[string]*runtimeapi.Image // by the containers' names
+	running  []playedContainer            // in the order of their starts
 }
 
 type playedContainer struct {
@@ -116,7 +116,7 @@ func (a *App) planManifests(o manifestOptions) (pods []*played, err error) {
 	}
 	planned, err := manifests.Plan(play.Options{NewUID: randomUID, NodeName: strings.ToLower(node), LogDir: o.logDir, VolumeDir: o.volumeDir})
 	for _, p := range planned {
-		pods = append(pods, &played{Pod: p, images: map[string]string{}})
+		pods = append(pods, &played{Pod: p, images: map[string]*runtimeapi.Image{}})
 	}
 	return pods, err
 }
@@ -161,30 +161,30 @@ func checkNames(ctx context.Context, client *Client, o manifestOptions, pods []*
 	return play.SweepVolumes(o.volumeDir, func(uid string) bool { return uids[uid] })
 }
 
-// playImage pulls the container's image by its policy and returns the image's ID.
-func (a *App) playImage(ctx context.Context, client *Client, c *play.Container, handler string) (string, error) {
+// playImage pulls the container's image by its policy and returns it.
+func (a *App) playImage(ctx context.Context, client *Client, c *play.Container, handler string) (*runtimeapi.Image, error) {
 	spec := &runtimeapi.ImageSpec{Image: c.Image, RuntimeHandler: handler}
 	image, err := client.imageStatus(ctx, spec)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if image == nil && c.Pull == corev1.PullNever {
-		return "", fmt.Errorf("%s is not on the node, and imagePullPolicy is Never: %w", c.Image, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("%s is not on the node, and imagePullPolicy is Never: %w", c.Image, errdefs.ErrNotFound)
 	}
 	if image == nil || c.Pull == corev1.PullAlways {
 		if _, err := a.pull(ctx, client, spec, nil); err != nil {
-			return "", err
+			return nil, err
 		}
 		if image, err = client.imageStatus(ctx, spec); err != nil {
-			return "", err
+			return nil, err
 		}
 	}
 	if c.NonRoot {
 		if err := checkNonRoot(image); err != nil {
-			return "", err
+			return nil, err
 		}
 	}
-	return image.GetId(), nil
+	return image, nil
 }
 
 // checkNonRoot checks the user of an image as a kubelet does.

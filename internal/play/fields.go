@@ -38,7 +38,7 @@ var accepted = []struct{ path, effect string }{
 	{"spec.os.name", "`linux`"},
 
 	{"spec.securityContext.runAsUser", "the user of containers that have none"},
-	{"spec.securityContext.runAsGroup", "the group of containers that have none"},
+	{"spec.securityContext.runAsGroup", "the group of containers that have none; without runAsUser, with the image's user"},
 	{"spec.securityContext.runAsNonRoot", "checked against the container's or the image's user"},
 	{"spec.securityContext.supplementalGroups", "groups of every container"},
 	{"spec.securityContext.supplementalGroupsPolicy", "`Merge` or `Strict`"},
@@ -87,7 +87,7 @@ var accepted = []struct{ path, effect string }{
 	{"spec.containers[].securityContext.allowPrivilegeEscalation", "`false`: no new privileges"},
 	{"spec.containers[].securityContext.capabilities", "added and dropped capabilities"},
 	{"spec.containers[].securityContext.runAsUser", "the user"},
-	{"spec.containers[].securityContext.runAsGroup", "the group"},
+	{"spec.containers[].securityContext.runAsGroup", "the group; without runAsUser, with the image's user"},
 	{"spec.containers[].securityContext.runAsNonRoot", "checked against the container's or the image's user"},
 	{"spec.containers[].securityContext.readOnlyRootFilesystem", "a read-only root file system"},
 	{"spec.containers[].securityContext.procMount", "`Default`"},

@@ -25,6 +25,7 @@ func TestLikeAKubelet(t *testing.T) {
 	var pods []struct {
 		Name           string
 		Pod            corev1.Pod
+		ImageUID       *int64
 		SeccompDefault bool
 	}
 	if err := yaml.Unmarshal(text, &pods); err != nil {
@@ -43,7 +44,8 @@ func TestLikeAKubelet(t *testing.T) {
 		at := slices.IndexFunc(corpus.Pods(t), func(c corpus.Pod) bool { return c.Name == strings.ReplaceAll(p.Name, " ", "-") })
 		want := corpus.Pods(t)[at]
 		compared++
-		got := plans[0].Containers[0].Config(want.Container.GetImage().GetImage(), nil)
+		image := &runtimeapi.Image{Id: want.Container.GetImage().GetImage(), Uid: userID(p.ImageUID)}
+		got := plans[0].Containers[0].Config(image, nil)
 		withoutKubelet(want.Sandbox, want.Container, plans[0].Sandbox)
 		if !proto.Equal(plans[0].Sandbox, want.Sandbox) {
 			t.Errorf("%s: sandbox:\n%s\nthe kubelet's:\n%s", p.Name, prototext.Format(plans[0].Sandbox), prototext.Format(want.Sandbox))
@@ -79,10 +81,7 @@ func withoutKubelet(sandbox *runtimeapi.PodSandboxConfig, c *runtimeapi.Containe
 	r.OomScoreAdj, r.HugepageLimits, r.MemorySwapLimitInBytes, r.Unified, r.CpusetCpus = 0, nil, 0, nil, ""
 	sc := c.GetLinux().GetSecurityContext()
 	sc.MaskedPaths, sc.ReadonlyPaths = nil, nil // the node's lists are the same
-	if sc.GetRunAsUser().GetValue() == 0 && sc.GetRunAsGroup() == nil || sc.GetRunAsUser().GetValue() == 65534 {
-		sc.RunAsUser = nil // of the image
-	}
-	sc.ApparmorProfile = "" // the deprecated form
+	sc.ApparmorProfile = ""                     // the deprecated form
 	// Without a profile, the kubelet asks for none, and here the node decides.
 	if sc.GetSeccomp().GetProfileType() == runtimeapi.SecurityProfile_Unconfined && sc.GetApparmor().GetProfileType() != runtimeapi.SecurityProfile_Unconfined {
 		sc.Seccomp = nil

@@ -66,11 +66,14 @@ type Container struct {
 	config func(ips []string) *runtimeapi.ContainerConfig
 }
 
-// Config returns the container's message for CreateContainer. The image is the ID of the pulled image; the addresses are
-// those that RunPodSandbox gave the pod.
-func (c *Container) Config(image string, ips []string) *runtimeapi.ContainerConfig {
+// Config returns the container's message for CreateContainer. The image is the pulled one; the addresses are those that
+// RunPodSandbox gave the pod.
+func (c *Container) Config(image *runtimeapi.Image, ips []string) *runtimeapi.ContainerConfig {
 	config := c.config(ips)
-	config.Image = &runtimeapi.ImageSpec{Image: image, UserSpecifiedImage: c.Image}
+	config.Image = &runtimeapi.ImageSpec{Image: image.GetId(), UserSpecifiedImage: c.Image}
+	if sc := config.GetLinux().GetSecurityContext(); sc.GetRunAsUser() == nil {
+		sc.RunAsUser, sc.RunAsUsername = userOf(image)
+	}
 	return config
 }
 

@@ -3,6 +3,7 @@ package play
 import (
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -72,7 +74,7 @@ func render(t *testing.T, pods []*Pod) []byte {
 	for _, p := range pods {
 		var containers, volumes []any
 		for _, c := range p.Containers {
-			config := c.Config("sha256:1", ips)
+			config := c.Config(&runtimeapi.Image{Id: "sha256:1"}, ips)
 			envs := []string{}
 			for _, e := range config.GetEnvs() {
 				envs = append(envs, e.GetKey()+"="+string(e.GetValue()))
@@ -194,7 +196,6 @@ func TestRefused(t *testing.T) {
 		{pod("securityContext: {seccompProfile: {type: Localhost, localhostProfile: p}}", ""), "seccompProfile.localhostProfile: Forbidden"},
 		{pod("securityContext: {appArmorProfile: {type: Localhost}}", ""), "appArmorProfile.localhostProfile: Invalid value"},
 		{pod("securityContext: {privileged: true, allowPrivilegeEscalation: false}", ""), "allowPrivilegeEscalation: Invalid value"},
-		{pod("securityContext: {runAsGroup: 1}", ""), "securityContext.runAsGroup: Invalid value"},
 		{pod("securityContext: {runAsUser: 0, runAsNonRoot: true}", ""), "securityContext.runAsUser: Invalid value"},
 		{pod("imagePullPolicy: Sometimes", ""), "imagePullPolicy: Unsupported value"},
 		{strings.Replace(pod("", ""), "image: i", "image: 'I I'", 1), "spec.containers[0].image: Invalid value"},
@@ -228,6 +229,45 @@ func TestRefused(t *testing.T) {
 			t.Errorf("manifest\n%s\ngot %d pods and error %v, want an invalid argument with %q", c.manifest, len(pods), err, c.want)
 		}
 	}
+}
+
+// TestUserOfTheImage: without a user, the image's is sent, as by a kubelet. A group without a user is not sent to the
+// sandbox, which has no image.
+func TestUserOfTheImage(t *testing.T) {
+	uid := func(n int64) *runtimeapi.Int64Value { return &runtimeapi.Int64Value{Value: n} }
+	for _, c := range []struct {
+		container, spec string
+		image           *runtimeapi.Image
+		want            string
+	}{
+		{"", "securityContext: {runAsGroup: 7}", &runtimeapi.Image{}, "0  7"},
+		{"securityContext: {runAsGroup: 7}", "", &runtimeapi.Image{Uid: uid(1234)}, "1234  7"},
+		{"securityContext: {runAsGroup: 7}", "securityContext: {runAsGroup: 8}", &runtimeapi.Image{Username: "app"}, "none app 7"},
+		{"securityContext: {runAsUser: 5}", "securityContext: {runAsGroup: 7}", &runtimeapi.Image{Uid: uid(1234)}, "5  7"},
+		{"", "securityContext: {runAsGroup: 7, runAsNonRoot: true}", &runtimeapi.Image{Uid: uid(1234)}, "1234  7"},
+		{"", "securityContext: {supplementalGroups: [9]}", &runtimeapi.Image{Uid: uid(1234)}, "1234  none"},
+		{"", "", &runtimeapi.Image{Username: "app"}, "none app none"},
+	} {
+		pods, err := plan(pod(c.container, c.spec))
+		if err != nil {
+			t.Errorf("%s %s: got error %v, want none", c.container, c.spec, err)
+			continue
+		}
+		sc := pods[0].Containers[0].Config(c.image, nil).GetLinux().GetSecurityContext()
+		if got := fmt.Sprint(text(sc.GetRunAsUser()), " ", sc.GetRunAsUsername(), " ", text(sc.GetRunAsGroup())); got != c.want {
+			t.Errorf("%s %s with image %v: user and group: got %q, want %q", c.container, c.spec, c.image, got, c.want)
+		}
+		if s := pods[0].Sandbox.GetLinux().GetSecurityContext(); s.GetRunAsGroup() != nil {
+			t.Errorf("%s %s: sandbox: got group %v without a user", c.container, c.spec, s.GetRunAsGroup())
+		}
+	}
+}
+
+func text(id *runtimeapi.Int64Value) string {
+	if id == nil {
+		return "none"
+	}
+	return fmt.Sprint(id.GetValue())
 }
 
 func TestExpand(t *testing.T) {

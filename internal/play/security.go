@@ -16,12 +16,16 @@ func (t *translator) podSecurity() *corev1.PodSecurityContext {
 }
 
 func (t *translator) sandboxSecurity() *runtimeapi.LinuxSandboxSecurityContext {
-	sc, at := t.podSecurity(), field.NewPath("spec", "securityContext")
+	sc := t.podSecurity()
+	group := sc.RunAsGroup
+	if sc.RunAsUser == nil {
+		group = nil // the CRI knows no group without a user
+	}
 	return &runtimeapi.LinuxSandboxSecurityContext{
 		NamespaceOptions:         t.namespaces(),
 		SelinuxOptions:           seLinux(sc.SELinuxOptions),
 		RunAsUser:                userID(sc.RunAsUser),
-		RunAsGroup:               t.group(at, sc.RunAsUser, sc.RunAsGroup),
+		RunAsGroup:               userID(group),
 		SupplementalGroups:       t.groups(),
 		SupplementalGroupsPolicy: t.groupsPolicy(),
 		Privileged:               t.hasPrivileged(),
@@ -57,13 +61,12 @@ func (t *translator) containerSecurity(at *field.Path, c *corev1.Container) *run
 	if sc.ProcMount != nil {
 		oneOf(t, at.Child("procMount"), *sc.ProcMount, corev1.DefaultProcMount)
 	}
-	user, group := or(sc.RunAsUser, pod.RunAsUser), or(sc.RunAsGroup, pod.RunAsGroup)
 	config := &runtimeapi.LinuxContainerSecurityContext{
 		NamespaceOptions:         t.namespaces(),
 		Privileged:               isSet(sc.Privileged),
 		SelinuxOptions:           seLinux(or(sc.SELinuxOptions, pod.SELinuxOptions)),
-		RunAsUser:                userID(user),
-		RunAsGroup:               t.group(at, user, group),
+		RunAsUser:                userID(or(sc.RunAsUser, pod.RunAsUser)),
+		RunAsGroup:               userID(or(sc.RunAsGroup, pod.RunAsGroup)),
 		ReadonlyRootfs:           isSet(sc.ReadOnlyRootFilesystem),
 		SupplementalGroups:       t.groups(),
 		SupplementalGroupsPolicy: t.groupsPolicy(),
@@ -106,13 +109,13 @@ func (t *translator) hasPrivileged() (found bool) {
 	return found
 }
 
-// group refuses a group without a user, which the CRI does not know.
-func (t *translator) group(at *field.Path, user, group *int64) *runtimeapi.Int64Value {
-	if group != nil && user == nil {
-		t.invalid(at.Child("runAsGroup"), *group, "needs runAsUser")
-		return nil
+// userOf returns the user of an image as a kubelet sends it: an ID or a name; root if the image has none. The CRI knows no
+// group without a user, and with it the group of the image's USER has no effect.
+func userOf(image *runtimeapi.Image) (*runtimeapi.Int64Value, string) {
+	if image.GetUid() == nil && image.GetUsername() == "" {
+		return &runtimeapi.Int64Value{}, ""
 	}
-	return userID(group)
+	return image.GetUid(), image.GetUsername()
 }
 
 func (t *translator) groups() []int64 {
