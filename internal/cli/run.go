@@ -122,9 +122,10 @@ exits with the container's exit code. An interrupt stops the container within 10
 keys Ctrl-P Ctrl-Q leave the container alone. -d returns at once in any case.
 
 With -f it runs the Pods of a file of Kubernetes manifests ("-": standard input) with their init containers, sidecars and
-volumes, and prints the pods' IDs. ConfigMaps and Secrets that the Pods use are in the same file. A field that has no effect
-without a cluster is refused by its path before anything is made. If a step fails, run removes all of these pods. Nothing
-restarts their containers. Remove the pods and their volumes with "tripod rmp".
+volumes, and prints the pods' IDs. ConfigMaps and Secrets that the Pods use are in the same file. A field that asks for what
+only a cluster has is refused by its path before anything is made; a warning names the fields that have no effect, such as
+those that kubectl adds. If a step fails, run removes all of these pods. Nothing restarts their containers. Remove the pods
+and their volumes with "tripod rmp".
 
   tripod run -p 8080:80 docker.io/library/nginx:1
   tripod run --rm -it docker.io/library/busybox:1
@@ -132,6 +133,7 @@ restarts their containers. Remove the pods and their volumes with "tripod rmp".
   tripod run -r vm -d -i --annotation tripod.dev/vm.vcpu-count=2 registry.example/disk:1
   tripod run container.json pod.json
   tripod run -f pod.yaml
+  kubectl run web --image=nginx --dry-run=client -o yaml | tripod run -f -
   tripod run --rm -f - <job.yaml`,
 		Args: cobra.ArbitraryArgs, ValidArgsFunction: a.completeRun,
 		RunE: func(c *cobra.Command, args []string) error {

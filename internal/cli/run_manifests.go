@@ -117,6 +117,9 @@ func (a *App) planManifests(o manifestOptions) (pods []*played, err error) {
 	planned, err := manifests.Plan(play.Options{NewUID: randomUID, NodeName: strings.ToLower(node), LogDir: o.logDir, VolumeDir: o.volumeDir})
 	for _, p := range planned {
 		pods = append(pods, &played{Pod: p, images: map[string]*runtimeapi.Image{}})
+		if len(p.Ignored) > 0 {
+			fmt.Fprintf(a.Stderr, "tripod run: warning: pod %s: no effect without a cluster: %s\n", p.Name(), strings.Join(p.Ignored, ", "))
+		}
 	}
 	return pods, err
 }

@@ -78,8 +78,13 @@ func (o *otherRuntime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream
 	return status.Error(codes.Unavailable, "the node is closing")
 }
 
+type endpoint interface {
+	runtimeapi.RuntimeServiceServer
+	runtimeapi.ImageServiceServer
+}
+
 // serveRuntime serves the endpoint and services of ours at $CONTAINER_RUNTIME_ENDPOINT.
-func serveRuntime(t *testing.T, o *otherRuntime, more ...*grpc.ServiceDesc) {
+func serveRuntime(t *testing.T, o endpoint, more ...*grpc.ServiceDesc) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "cri.sock")
 	l, err := net.Listen("unix", socket)

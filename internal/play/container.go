@@ -106,6 +106,12 @@ func (t *translator) mounts(at *field.Path, c *corev1.Container) (mounts []*runt
 		if !strings.HasPrefix(m.MountPath, "/") {
 			t.invalid(at.Child("mountPath"), m.MountPath, "must be an absolute path")
 		}
+		if from.absent {
+			if m.MountPath != tokenPath {
+				t.invalid(at.Child("mountPath"), m.MountPath, "there are no tokens without a cluster")
+			}
+			continue
+		}
 		mounts = append(mounts, &runtimeapi.Mount{
 			ContainerPath: m.MountPath, HostPath: t.below(at.Child("subPath"), from, m.SubPath),
 			Readonly:          m.ReadOnly || from.readonly,

@@ -129,7 +129,7 @@ func (t *translator) valueFrom(at *field.Path, from *corev1.EnvVarSource, ips []
 		ref := from.SecretKeyRef
 		return t.value(at.Child("secretKeyRef"), t.secrets, ref.Name, ref.Key, ref.Optional)
 	}
-	return "", false, nil // unsupported reports it
+	return "", false, nil // compare reports it
 }
 
 func (t *translator) value(at *field.Path, all map[objectKey]data, name, key string, optional *bool) (string, bool, *field.Error) {

@@ -3,6 +3,7 @@ package play
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +23,7 @@ var accepted = []struct{ path, effect string }{
 	{"spec.overhead", "the pod's overhead: CPU and memory"},
 	{"spec.resources.limits", "limits of the whole pod: CPU and memory"},
 	{"spec.resources.requests", "CPU shares of the whole pod; memory has no effect without a scheduler"},
-	{"spec.restartPolicy", "`Never`: nothing restarts a container. Other policies are refused"},
+	{"spec.restartPolicy", "`Never`: nothing restarts a container. `Always` has the same effect here; `OnFailure` is refused"},
 	{"spec.terminationGracePeriodSeconds", "time that containers get to end when `--wait`, `--rm` or a failed step ends them; default: 30. `tripod rmp --force` kills them"},
 	{"spec.hostname", "the host name; default: the pod's name"},
 	{"spec.hostNetwork", "the node's network"},
@@ -31,9 +32,8 @@ var accepted = []struct{ path, effect string }{
 	{"spec.hostUsers", "`false`: a user namespace with a range of the node"},
 	{"spec.shareProcessNamespace", "one PID namespace for all containers"},
 	{"spec.hostAliases", "a file /etc/hosts with the aliases"},
-	{"spec.dnsPolicy", "`Default`: the node's resolvers, also without a policy; `None`: those of dnsConfig. There is no DNS of a cluster"},
+	{"spec.dnsPolicy", "`Default`: the node's resolvers, also without a policy; `None`: those of dnsConfig. `ClusterFirst` is `Default` here; `ClusterFirstWithHostNet` is refused"},
 	{"spec.dnsConfig", "resolvers, search domains and options, with the policy `None`"},
-	{"spec.enableServiceLinks", "accepted: there are no Services"},
 	{"spec.automountServiceAccountToken", "`false`: there are no tokens"},
 	{"spec.os.name", "`linux`"},
 
@@ -50,11 +50,12 @@ var accepted = []struct{ path, effect string }{
 	{"spec.securityContext.seLinuxOptions", "the pod's SELinux label"},
 
 	{"spec.volumes[].name", "the name for volumeMounts"},
-	{"spec.volumes[].emptyDir", "a directory on the node's disk that is removed with the pod. A medium or a sizeLimit is refused"},
+	{"spec.volumes[].emptyDir", "a directory on the node's disk that is removed with the pod; also for a volume without a source. A medium or a sizeLimit is refused"},
 	{"spec.volumes[].hostPath.path", "a path of the node"},
 	{"spec.volumes[].hostPath.type", "checked, or made, before the pod is"},
 	{"spec.volumes[].configMap", "files, read-only, from a ConfigMap in the same file"},
 	{"spec.volumes[].secret", "files, read-only, from a Secret in the same file"},
+	{"spec.volumes[].projected", "nothing, for the service account's token as a cluster adds it: its mounts are left out, with a warning. Others are refused"},
 
 	{"spec.containers[].name", "the container's name"},
 	{"spec.containers[].image", "the image"},
@@ -101,9 +102,55 @@ var accepted = []struct{ path, effect string }{
 	{"spec.initContainers[].restartPolicy", "`Always`: a sidecar, which runs beside the containers"},
 }
 
-// unsupported returns an error for each field of the pod that is set and not accepted.
-func unsupported(pod *corev1.Pod) field.ErrorList {
-	w := &walker{accepted: map[string]bool{}, above: map[string]bool{}}
+// ignored lists the fields of a Pod that have no effect on a node alone, and why. If an entry has values, only these have
+// none, such as the default of the API; another value is refused, or has the effect that accepted lists. A pod runs as if
+// these fields were left out, and a warning names them. docs/manifests.md has the same table; a test compares the two.
+var ignored = []ignoredField{
+	{"metadata.generateName", nil, "the pod has its name"},
+	{"metadata.uid", nil, "each run gives the pod a new one"},
+	{"metadata.creationTimestamp", nil, "of the API server"},
+	{"metadata.deletionTimestamp", nil, "of the API server"},
+	{"metadata.deletionGracePeriodSeconds", nil, "of the API server"},
+	{"metadata.resourceVersion", nil, "of the API server"},
+	{"metadata.generation", nil, "of the API server"},
+	{"metadata.managedFields", nil, "of the API server"},
+	{"metadata.selfLink", nil, "of the API server"},
+	{"metadata.ownerReferences", nil, "there are no controllers"},
+	{"metadata.finalizers", nil, "there are no controllers"},
+	{"spec.restartPolicy", []string{"Always"}, "nothing restarts a container"},
+	{"spec.dnsPolicy", []string{"ClusterFirst"}, "there is no DNS of a cluster; the node's resolvers are used"},
+	{"spec.nodeName", nil, "this node runs the pod"},
+	{"spec.schedulerName", nil, "there is no scheduler"},
+	{"spec.tolerations", nil, "there are no taints"},
+	{"spec.topologySpreadConstraints", nil, "there are no other nodes"},
+	{"spec.priority", nil, "nothing is evicted"},
+	{"spec.priorityClassName", nil, "nothing is evicted"},
+	{"spec.preemptionPolicy", []string{"Never", "PreemptLowerPriority"}, "nothing is evicted"},
+	{"spec.serviceAccountName", []string{"default"}, "there are no service accounts"},
+	{"spec.serviceAccount", []string{"default"}, "there are no service accounts"},
+	{"spec.automountServiceAccountToken", []string{"true"}, "there are no tokens"},
+	{"spec.enableServiceLinks", nil, "there are no Services"},
+	{"spec.readinessGates", nil, "there are no Services"},
+	{"spec.setHostnameAsFQDN", []string{"false"}, "the host name is short"},
+	{"spec.containers[].terminationMessagePath", []string{corev1.TerminationMessagePathDefault}, "nothing reads the message"},
+	{"spec.containers[].terminationMessagePolicy", []string{"FallbackToLogsOnError", "File"}, "nothing reads the message"},
+	{"spec.containers[].resizePolicy", nil, "nothing resizes a pod"},
+	{"status", nil, "of the API server"},
+}
+
+type ignoredField struct {
+	path   string
+	values []string // nil: all
+	why    string
+}
+
+// compare returns an error for each field of the pod that is set and has no place in the tables, and the names of the
+// fields that are set and ignored.
+func compare(pod *corev1.Pod) (field.ErrorList, map[string]bool) {
+	w := &walker{accepted: map[string]bool{}, above: map[string]bool{}, ignored: map[string]ignoredField{}, found: map[string]bool{}}
+	for _, f := range ignored {
+		w.ignored[f.path] = f
+	}
 	for _, f := range accepted {
 		w.accepted[f.path] = true
 		for i, c := range f.path {
@@ -113,14 +160,16 @@ func unsupported(pod *corev1.Pod) field.ErrorList {
 		}
 	}
 	w.fields(nil, "", reflect.ValueOf(*pod))
-	return w.errs
+	return w.errs, w.found
 }
 
 // walker visits the fields that are set.
 type walker struct {
 	accepted map[string]bool // paths of the table
 	above    map[string]bool // paths above those
+	ignored  map[string]ignoredField
 	errs     field.ErrorList
+	found    map[string]bool // names of ignored fields
 }
 
 // fields visits the fields of a struct. The key is its path without indexes.
@@ -140,13 +189,16 @@ func (w *walker) fields(path *field.Path, key string, v reflect.Value) {
 
 func (w *walker) visit(path *field.Path, key string, v reflect.Value) {
 	empty := (v.Kind() == reflect.Slice || v.Kind() == reflect.Map) && v.Len() == 0
-	if v.IsZero() || empty || w.isAccepted(key) {
+	if v.IsZero() || empty {
 		return
 	}
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
 	}
 	switch {
+	case w.ignores(key, v) || w.isAccepted(key):
+	case w.ignored[ofContainer(key)].values != nil:
+		w.errs = append(w.errs, field.NotSupported(path, fmt.Sprint(v), w.ignored[ofContainer(key)].values))
 	case v.Kind() == reflect.Slice && w.isAbove(key):
 		for i := range v.Len() {
 			w.fields(path.Index(i), key+"[]", v.Index(i))
@@ -156,6 +208,20 @@ func (w *walker) visit(path *field.Path, key string, v reflect.Value) {
 	default:
 		w.errs = append(w.errs, field.Forbidden(path, "not supported without a cluster"))
 	}
+}
+
+// ignores reports whether the value has no effect, and notes the name of its field.
+func (w *walker) ignores(key string, v reflect.Value) bool {
+	f, known := w.ignored[ofContainer(key)]
+	switch value := fmt.Sprint(v); {
+	case !known || f.values != nil && !slices.Contains(f.values, value):
+		return false
+	case f.values == nil:
+		w.found[key] = true
+	default:
+		w.found[key+": "+value] = true
+	}
+	return true
 }
 
 func (w *walker) isAccepted(key string) bool { return w.accepted[key] || w.accepted[ofContainer(key)] }

@@ -3,7 +3,9 @@ package play
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +35,8 @@ type Pod struct {
 	Containers []*Container
 	// Grace is the time that the containers have to end.
 	Grace time.Duration
+	// Ignored names the fields of the manifest that are set and have no effect on a node alone, sorted.
+	Ignored []string
 
 	dir       string // of the volumes
 	volumes   []*volume
@@ -82,7 +86,8 @@ func (m *Manifests) Plan(o Options) ([]*Pod, error) {
 	var pods []*Pod
 	var problems []string
 	for _, pod := range m.pods {
-		t := &translator{Manifests: m, options: o, pod: pod, uid: o.NewUID(), errs: unsupported(pod)}
+		t := &translator{Manifests: m, options: o, pod: pod, uid: o.NewUID()}
+		t.errs, t.ignored = compare(pod)
 		pods = append(pods, t.plan())
 		for _, e := range t.errs {
 			problems = append(problems, fmt.Sprintf("pod %s/%s: %s", pod.Namespace, pod.Name, e.Error()))
@@ -101,6 +106,7 @@ type translator struct {
 	pod     *corev1.Pod
 	uid     string
 	errs    field.ErrorList
+	ignored map[string]bool // names of fields
 
 	volumesByName map[string]source
 }
@@ -146,6 +152,7 @@ func (t *translator) plan() *Pod {
 	t.planVolumes(p)
 	t.planHosts(p)
 	t.planContainers(p)
+	p.Ignored = slices.Sorted(maps.Keys(t.ignored))
 	return p
 }
 
@@ -159,14 +166,9 @@ func (t *translator) checkPod() {
 		t.check(meta.Child("name"), t.pod.Name, validation.IsDNS1123Subdomain(t.pod.Name))
 	}
 	t.check(meta.Child("namespace"), t.pod.Namespace, validation.IsDNS1123Label(t.pod.Namespace))
-	if p := spec.RestartPolicy; p != "" && p != corev1.RestartPolicyNever {
-		t.errs = append(t.errs, field.NotSupported(at.Child("restartPolicy"), p, []corev1.RestartPolicy{corev1.RestartPolicyNever}))
-	}
+	oneOf(t, at.Child("restartPolicy"), spec.RestartPolicy, corev1.RestartPolicyAlways, corev1.RestartPolicyNever)
 	if spec.OS != nil {
 		oneOf(t, at.Child("os", "name"), spec.OS.Name, corev1.Linux)
-	}
-	if a := spec.AutomountServiceAccountToken; a != nil && *a {
-		t.invalid(at.Child("automountServiceAccountToken"), true, "there are no tokens without a cluster")
 	}
 	if spec.Hostname != "" {
 		t.check(at.Child("hostname"), spec.Hostname, validation.IsDNS1123Label(spec.Hostname))
@@ -206,7 +208,7 @@ func hostname(name string) string { return strings.TrimRight(name[:min(len(name)
 // dns returns nil for the node's resolvers.
 func (t *translator) dns() *runtimeapi.DNSConfig {
 	spec, at := &t.pod.Spec, field.NewPath("spec")
-	oneOf(t, at.Child("dnsPolicy"), spec.DNSPolicy, corev1.DNSDefault, corev1.DNSNone)
+	oneOf(t, at.Child("dnsPolicy"), spec.DNSPolicy, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
 	c := spec.DNSConfig
 	switch {
 	case spec.DNSPolicy != corev1.DNSNone && c != nil:

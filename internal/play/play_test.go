@@ -89,7 +89,7 @@ func render(t *testing.T, pods []*Pod) []byte {
 			}
 			volumes = append(volumes, map[string]any{"path": v.path, "mode": v.mode.String(), "files": files})
 		}
-		pod := map[string]any{"handler": p.Handler, "grace": p.Grace.String(), "sandbox": message(p.Sandbox), "containers": containers, "volumes": volumes}
+		pod := map[string]any{"handler": p.Handler, "grace": p.Grace.String(), "sandbox": message(p.Sandbox), "containers": containers, "volumes": volumes, "ignored": p.Ignored}
 		if p.hosts != nil {
 			pod["hosts"] = string(p.hosts.content([]byte("the node's\n"), ips))
 		}
@@ -102,21 +102,26 @@ func render(t *testing.T, pods []*Pod) []byte {
 	return text
 }
 
-// TestEverythingIsTried: the manifest in testdata has every accepted field.
+// TestEverythingIsTried: manifests in testdata have every accepted field, and every ignored one.
 func TestEverythingIsTried(t *testing.T) {
-	text, err := os.ReadFile("testdata/everything.yaml")
-	if err != nil {
-		t.Fatal(err)
+	tried := func(file, path string) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name := path[strings.LastIndexByte(path, '.')+1:]; !strings.Contains(string(text), name+":") {
+			t.Errorf("%s lacks %s", file, path)
+		}
 	}
 	for _, f := range accepted {
-		name := f.path[strings.LastIndexByte(f.path, '.')+1:]
-		if !strings.Contains(string(text), name+":") {
-			t.Errorf("testdata/everything.yaml lacks %s", f.path)
-		}
+		tried("testdata/everything.yaml", f.path)
+	}
+	for _, f := range ignored {
+		tried("testdata/kubectl-get.yaml", f.path)
 	}
 }
 
-// TestDocumented: the page about manifests has the table of fields, and an unsupported field is not in it.
+// TestDocumented: the page about manifests has the tables of fields, and an unsupported field is not in them.
 func TestDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/manifests.md")
 	if err != nil {
@@ -126,7 +131,21 @@ func TestDocumented(t *testing.T) {
 	for _, f := range accepted {
 		rows = append(rows, "| "+strings.TrimPrefix(f.path, "spec.")+" | "+f.effect+" |")
 	}
-	if table := strings.Join(rows, "\n"); !strings.Contains(string(text), table) {
+	checkTable(t, string(text), rows)
+	rows = nil
+	for _, f := range ignored {
+		values := "any"
+		if f.values != nil {
+			values = "`" + strings.Join(f.values, "`, `") + "`"
+		}
+		rows = append(rows, "| "+strings.TrimPrefix(f.path, "spec.")+" | "+values+" | "+f.why+" |")
+	}
+	checkTable(t, string(text), rows)
+}
+
+func checkTable(t *testing.T, page string, rows []string) {
+	t.Helper()
+	if table := strings.Join(rows, "\n"); !strings.Contains(page, table) {
 		t.Errorf("docs/manifests.md does not have this table:\n%s", table)
 	}
 }
@@ -174,6 +193,9 @@ func TestRefused(t *testing.T) {
 		{pod("volumeMounts: [{name: v, mountPath: /v, mountPropagation: Bidirectional}]", "volumes: [{name: v, emptyDir: {}}]"), "mountPropagation: Invalid value"},
 		{pod("volumeMounts: [{name: v, mountPath: /v, recursiveReadOnly: Enabled}]", "volumes: [{name: v, emptyDir: {}}]"), "recursiveReadOnly: Invalid value"},
 
+		{pod("", "volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: token, audience: vault}}]}}]"), "spec.volumes[0].projected: Forbidden"},
+		{pod("volumeMounts: [{name: v, mountPath: /v}]", "volumes: ["+tokenVolume+"]"), "volumeMounts[0].mountPath: Invalid value"},
+
 		{pod("livenessProbe: {}", ""), "spec.containers[0].livenessProbe: Forbidden"},
 		{pod("lifecycle: {preStop: {sleep: {seconds: 1}}}", ""), "spec.containers[0].lifecycle.preStop: Forbidden"},
 		{pod("lifecycle: {stopSignal: SIGNONE}", ""), "lifecycle.stopSignal: Invalid value"},
@@ -205,12 +227,14 @@ func TestRefused(t *testing.T) {
 		{pod("", "initContainers: [{name: d, image: i, startupProbe: {}}]"), "spec.initContainers[0].startupProbe: Forbidden"},
 		{"apiVersion: v1\nkind: Pod\nmetadata: {name: p}", "spec.containers: Required value"},
 
-		{pod("", "restartPolicy: Always"), "spec.restartPolicy: Unsupported value"},
+		{pod("", "restartPolicy: OnFailure"), `spec.restartPolicy: Unsupported value: "OnFailure": supported values: "Always", "Never"`},
 		{pod("", "nodeSelector: {a: b}"), "spec.nodeSelector: Forbidden"},
-		{pod("", "serviceAccountName: robot"), "spec.serviceAccountName: Forbidden"},
-		{pod("", "automountServiceAccountToken: true"), "spec.automountServiceAccountToken: Invalid value"},
+		{pod("", "serviceAccountName: robot"), `spec.serviceAccountName: Unsupported value: "robot": supported values: "default"`},
+		{pod("", "setHostnameAsFQDN: true"), "spec.setHostnameAsFQDN: Unsupported value"},
+		{pod("terminationMessagePath: /run/why", ""), "spec.containers[0].terminationMessagePath: Unsupported value"},
+		{pod("", "initContainers: [{name: d, image: i, terminationMessagePolicy: Logs}]"), "spec.initContainers[0].terminationMessagePolicy: Unsupported value"},
 		{pod("", "imagePullSecrets: [{name: s}]"), "spec.imagePullSecrets: Forbidden"},
-		{pod("", "dnsPolicy: ClusterFirst"), "spec.dnsPolicy: Unsupported value"},
+		{pod("", "dnsPolicy: ClusterFirstWithHostNet"), "spec.dnsPolicy: Unsupported value"},
 		{pod("", "dnsPolicy: None"), "spec.dnsConfig.nameservers: Required value"},
 		{pod("", "dnsConfig: {nameservers: [192.0.2.1]}"), "spec.dnsPolicy: Invalid value"},
 		{pod("", "hostAliases: [{ip: here, hostnames: [a b]}]"), "spec.hostAliases[0].hostnames[0]: Invalid value"},
@@ -220,13 +244,53 @@ func TestRefused(t *testing.T) {
 		{pod("", "hostPID: true\n  shareProcessNamespace: true"), "spec.shareProcessNamespace: Invalid value"},
 		{pod("", "securityContext: {supplementalGroupsPolicy: Some}"), "spec.securityContext.supplementalGroupsPolicy: Unsupported value"},
 		{strings.Replace(pod("", ""), "name: p", "name: P", 1), "metadata.name: Invalid value"},
-		{strings.Replace(pod("", ""), "name: p", "uid: u", 1), "metadata.uid: Forbidden"},
-		{strings.Replace(pod("", ""), "name: p", "uid: u", 1), "metadata.name: Required value"}, // all problems are reported
-		{pod("", "") + "\nstatus: {phase: Running}", "status: Forbidden"},
+		{strings.Replace(pod("", "affinity: {}"), "name: p", "uid: u", 1), "spec.affinity: Forbidden"},
+		{strings.Replace(pod("", "affinity: {}"), "name: p", "uid: u", 1), "metadata.name: Required value"}, // all problems are reported
 	} {
 		pods, err := plan(c.manifest)
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("manifest\n%s\ngot %d pods and error %v, want an invalid argument with %q", c.manifest, len(pods), err, c.want)
+		}
+	}
+}
+
+// tokenVolume is the volume v as a cluster adds it to each pod.
+const tokenVolume = `{name: v, projected: {defaultMode: 420, sources: [{serviceAccountToken: {expirationSeconds: 3607, path: token}},
+    {configMap: {items: [{key: ca.crt, path: ca.crt}], name: kube-root-ca.crt}},
+    {downwardAPI: {items: [{fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}, path: namespace}]}}]}}`
+
+// TestDefaultsAreAsLeftOut: a field that has the default of the API gives the plan of the manifest without it, and is
+// named if it has no effect.
+func TestDefaultsAreAsLeftOut(t *testing.T) {
+	for _, c := range []struct{ container, spec, ignored string }{
+		{"", "restartPolicy: Always", "[spec.restartPolicy: Always]"},
+		{"", "dnsPolicy: ClusterFirst", "[spec.dnsPolicy: ClusterFirst]"},
+		{"", "schedulerName: default-scheduler", "[spec.schedulerName]"},
+		{"", "serviceAccountName: default\n  serviceAccount: default", "[spec.serviceAccount: default spec.serviceAccountName: default]"},
+		{"", "automountServiceAccountToken: true", "[spec.automountServiceAccountToken: true]"},
+		{"", "enableServiceLinks: true", "[spec.enableServiceLinks]"},
+		{"", "priority: 0\n  preemptionPolicy: PreemptLowerPriority", "[spec.preemptionPolicy: PreemptLowerPriority spec.priority]"},
+		{"", "setHostnameAsFQDN: false", "[spec.setHostnameAsFQDN: false]"},
+		{"terminationMessagePath: /dev/termination-log, terminationMessagePolicy: File", "",
+			"[spec.containers[].terminationMessagePath: /dev/termination-log spec.containers[].terminationMessagePolicy: File]"},
+		{"volumeMounts: [{name: v, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}]", "volumes: [" + tokenVolume + "]", "[spec.volumes[].projected]"},
+		{"imagePullPolicy: Always, resources: {}, securityContext: {}", "securityContext: {}\n  terminationGracePeriodSeconds: 30\n  tolerations: []\n  nodeSelector: {}", "[]"},
+	} {
+		want, err := plan(pod("", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := plan(pod(c.container, c.spec))
+		if err != nil {
+			t.Errorf("%s %s: got error %v, want none", c.container, c.spec, err)
+			continue
+		}
+		if names := fmt.Sprint(got[0].Ignored); names != c.ignored {
+			t.Errorf("%s %s: ignored fields: got %s, want %s", c.container, c.spec, names, c.ignored)
+		}
+		got[0].Ignored = nil
+		if g, w := string(render(t, got)), string(render(t, want)); g != w {
+			t.Errorf("%s %s: got the plan\n%s\nwant that of the manifest without it:\n%s", c.container, c.spec, g, w)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -21,6 +22,7 @@ type source struct {
 	path     string
 	readonly bool // no container can change it
 	own      bool // it is removed with the pod
+	absent   bool // its mounts are left out
 	files    []file
 }
 
@@ -65,14 +67,16 @@ func (t *translator) planVolumes(p *Pod) {
 	}
 }
 
-// planVolume returns the volume for the mounts. It reports no error for a source that unsupported refuses.
+// planVolume returns the volume for the mounts. It reports no error for a source that compare refuses.
 func (t *translator) planVolume(at *field.Path, p *Pod, v *corev1.Volume) source {
 	dir := path.Join(p.dir, "volumes", v.Name)
 	group := t.podSecurity().FSGroup
 	switch {
 	case v.HostPath != nil:
 		return t.planHostPath(at.Child("hostPath"), p, v.HostPath)
-	case v.EmptyDir != nil:
+	case v.Projected != nil:
+		return t.planProjected(at.Child("projected"), v.Projected)
+	case v.EmptyDir != nil, v.VolumeSource == corev1.VolumeSource{}: // the default of the API
 		t.checkEmptyDir(at.Child("emptyDir"), v.EmptyDir)
 		p.volumes = append(p.volumes, &volume{path: dir, mode: 0o777, group: group})
 		return source{path: dir, own: true}
@@ -105,10 +109,42 @@ func (t *translator) planHostPath(at *field.Path, p *Pod, h *corev1.HostPathVolu
 }
 
 func (t *translator) checkEmptyDir(at *field.Path, e *corev1.EmptyDirVolumeSource) {
+	if e == nil {
+		return
+	}
 	oneOf(t, at.Child("medium"), string(e.Medium))
 	if e.SizeLimit != nil {
 		t.errs = append(t.errs, field.Forbidden(at.Child("sizeLimit"), "not supported without a cluster"))
 	}
+}
+
+// tokenPath is where a cluster mounts the token of the service account.
+const tokenPath = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// tokenSources are the sources of the volume that a cluster adds to each pod, the token first.
+var tokenSources = []corev1.VolumeProjection{
+	{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}},
+	{ConfigMap: &corev1.ConfigMapProjection{
+		LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"},
+		Items:                []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}},
+	}},
+	{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{
+		{Path: "namespace", FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "metadata.namespace"}},
+	}}},
+}
+
+// planProjected accepts only the volume that a cluster adds to each pod.
+func (t *translator) planProjected(at *field.Path, p *corev1.ProjectedVolumeSource) source {
+	sources := p.DeepCopy().Sources
+	if len(sources) > 0 && sources[0].ServiceAccountToken != nil {
+		sources[0].ServiceAccountToken.ExpirationSeconds = nil // differs between clusters
+	}
+	if !reflect.DeepEqual(sources, tokenSources) {
+		t.errs = append(t.errs, field.Forbidden(at, "not supported without a cluster"))
+		return source{}
+	}
+	t.ignored["spec.volumes[].projected"] = true
+	return source{absent: true}
 }
 
 // defaultFileMode is the mode of files of ConfigMaps and Secrets, as in Kubernetes.

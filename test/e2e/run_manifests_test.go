@@ -142,7 +142,7 @@ func (r manifestRun) get(ip, path string) string {
 func (r manifestRun) refused(manifest string) {
 	r.Helper()
 	manifest = strings.Replace(manifest, "emptyDir: {}", "nfs: {server: s, path: /}", 1)
-	manifest = strings.Replace(manifest, "spec:\n  runtimeClassName: vm", "spec:\n  dnsPolicy: ClusterFirst\n  runtimeClassName: vm", 1)
+	manifest = strings.Replace(manifest, "spec:\n  runtimeClassName: vm", "spec:\n  dnsPolicy: ClusterFirstWithHostNet\n  runtimeClassName: vm", 1)
 	_, stderr, code := r.run(manifest)
 	for _, want := range []string{"pod default/web: spec.volumes[0].nfs: Forbidden", "pod default/machine: spec.dnsPolicy: Unsupported value"} {
 		if code != 1 || !strings.Contains(stderr, want) {
@@ -204,3 +204,121 @@ func (r manifestRun) jobs() {
 	}
 	r.nothingLeft("--rm")
 }
+
+// TestRunFromKubectl: `run -f` runs what `kubectl run` and `kubectl get` print, and names the fields without an effect in
+// one line. A group without a user goes with the user of the image.
+func TestRunFromKubectl(t *testing.T) {
+	r := manifestRun{t, harness.StartDaemon(t), filepath.Join(t.TempDir(), "volumes")}
+	const byName = harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-username"
+	const byID = harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-uid-group"
+	const fewIgnored = "spec.dnsPolicy: ClusterFirst, spec.restartPolicy: Always\n"
+	for _, c := range []struct{ format, script, image, security, ignored string }{
+		{printedByRun, "test $(id -u):$(id -g) = 0:0", harness.Busybox, "{}", fewIgnored},
+		{printedByRun, `test "$(id -u) $(id -G)" = "0 7 9"`, harness.Busybox, "{runAsGroup: 7, supplementalGroups: [9]}", fewIgnored},
+		{printedByRun, "test $(id -un):$(id -g) = www-data:7", byName, "{runAsGroup: 7}", fewIgnored},
+		{printedByRun, "test $(id -u):$(id -g) = 1003:7", byID, "{runAsGroup: 7, runAsNonRoot: true}", fewIgnored},
+		{printedByGet, "test ! -e /var/run/secrets", harness.Busybox, "{}", "metadata.creationTimestamp, metadata.resourceVersion, metadata.uid, " +
+			"spec.containers[].terminationMessagePath: /dev/termination-log, spec.containers[].terminationMessagePolicy: File, " +
+			"spec.dnsPolicy: ClusterFirst, spec.enableServiceLinks, spec.nodeName, spec.preemptionPolicy: PreemptLowerPriority, spec.priority, " +
+			"spec.restartPolicy: Always, spec.schedulerName, spec.serviceAccount: default, spec.serviceAccountName: default, spec.tolerations, " +
+			"spec.volumes[].projected, status\n"},
+	} {
+		stdout, stderr, code := r.run(fmt.Sprintf(c.format, c.script, c.image, c.security), "--rm")
+		want := "tripod run: warning: pod default/web: no effect without a cluster: " + c.ignored
+		if code != 0 || !strings.Contains(stderr, want) || strings.Count(stderr, "warning") != 1 {
+			t.Errorf("%s as %s in %s: got exit code %d, %q and %q; want 0 and one warning %q", c.script, c.security, c.image, code, stdout, stderr, want)
+		}
+		r.nothingLeft("--rm")
+	}
+}
+
+// printedByRun is what `kubectl run web --image=IMAGE --dry-run=client -o yaml --command -- sh -c SCRIPT` prints, with a
+// security context.
+const printedByRun = `apiVersion: v1
+kind: Pod
+metadata:
+  creationTimestamp: null
+  labels:
+    run: web
+  name: web
+spec:
+  containers:
+  - command:
+    - sh
+    - -c
+    - %q
+    image: %s
+    name: web
+    resources: {}
+  dnsPolicy: ClusterFirst
+  restartPolicy: Always
+  securityContext: %s
+status: {}
+`
+
+// printedByGet is what `kubectl get pod web -o yaml` prints for such a pod.
+const printedByGet = `apiVersion: v1
+kind: Pod
+metadata:
+  creationTimestamp: "2026-11-20T08:00:00Z"
+  labels:
+    run: web
+  name: web
+  namespace: default
+  resourceVersion: "4711"
+  uid: b5a69788-7766-4544-a332-211000f1e2d3
+spec:
+  containers:
+  - command:
+    - sh
+    - -c
+    - %q
+    image: %s
+    imagePullPolicy: IfNotPresent
+    name: web
+    resources: {}
+    terminationMessagePath: /dev/termination-log
+    terminationMessagePolicy: File
+    volumeMounts:
+    - mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+      name: kube-api-access-x7k2p
+      readOnly: true
+  dnsPolicy: ClusterFirst
+  enableServiceLinks: true
+  nodeName: worker-1
+  preemptionPolicy: PreemptLowerPriority
+  priority: 0
+  restartPolicy: Always
+  schedulerName: default-scheduler
+  securityContext: %s
+  serviceAccount: default
+  serviceAccountName: default
+  terminationGracePeriodSeconds: 30
+  tolerations:
+  - effect: NoExecute
+    key: node.kubernetes.io/not-ready
+    operator: Exists
+    tolerationSeconds: 300
+  volumes:
+  - name: kube-api-access-x7k2p
+    projected:
+      defaultMode: 420
+      sources:
+      - serviceAccountToken:
+          expirationSeconds: 3607
+          path: token
+      - configMap:
+          items:
+          - key: ca.crt
+            path: ca.crt
+          name: kube-root-ca.crt
+      - downwardAPI:
+          items:
+          - fieldRef:
+              apiVersion: v1
+              fieldPath: metadata.namespace
+            path: namespace
+status:
+  phase: Running
+  qosClass: BestEffort
+`
