@@ -233,7 +233,7 @@ func openImages(ctx context.Context, c *config.Config, log *slog.Logger) (*image
 	return image.Open(ctx, image.Config{
 		Root: imageDir(c), ContainersDir: c.Image.ContainersDir, HostsDir: c.Image.HostsDirs, PinnedImages: c.Image.Pinned,
 		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, RangesPerBlob: c.Image.RangesPerBlob, ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
-		DockerConfig: c.Image.DockerConfig, SignaturePolicy: c.Image.SignaturePolicy, RegistriesDir: c.Image.RegistriesDir,
+		DockerConfig: c.Image.DockerConfig, RefuseDowngrades: c.Image.RefuseDowngrades, SignaturePolicy: c.Image.SignaturePolicy, RegistriesDir: c.Image.RegistriesDir,
 		Peers: image.Peers(c.Image.Peers), DerivedDirs: []string{wasm.CodeDir(wasmRoot(c))},
 		Translation: image.Translation{Prefix: c.VM.ImagePrefix, Dir: c.VM.TranslationsDir}, Logger: log.With("part", "image"),
 	})

@@ -85,6 +85,7 @@ type registryFlags struct {
 func (r *registryFlags) flags(f *pflag.FlagSet) {
 	f.BoolVar(&r.PlainHTTP, "plain-http", false, "use http for registries without a hosts.toml")
 	f.StringSliceVar(&r.HostsDir, "hosts-dir", config.Default().Image.HostsDirs, "directories with hosts.toml files (certs.d)")
+	f.BoolVar(&r.RefuseDowngrades, "refuse-downgrades", config.Default().Image.RefuseDowngrades, "refuse uploads and token servers without TLS if a registry with TLS names them")
 	f.StringVar(&r.DockerConfig, "docker-config", dockerConfig(), "docker config.json with logins")
 	f.StringVar(&r.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
 }

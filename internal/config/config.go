@@ -71,6 +71,7 @@ type Image struct {
 	RangesPerBlob          int      `toml:"ranges_per_blob"`
 	PullProgressTimeout    Duration `toml:"pull_progress_timeout"`
 	DockerConfig           string   `toml:"docker_config"`
+	RefuseDowngrades       bool     `toml:"refuse_downgrades"`
 	SignaturePolicy        string   `toml:"signature_policy"`
 	RegistriesDir          string   `toml:"registries_dir"`
 

@@ -39,6 +39,8 @@ type Config struct {
 	ResumeWindow time.Duration
 	// DockerConfig is the path of a docker config.json whose "auths" apply to pulls without a login of their own.
 	DockerConfig string
+	// RefuseDowngrades is that of Registries.
+	RefuseDowngrades bool
 	// SignaturePolicy is the path of a policy.json (containers-policy.json(5)) that every pulled image must meet. It is
 	// read at each pull; a missing or invalid file refuses every pull. Empty means that no signature is checked.
 	SignaturePolicy string

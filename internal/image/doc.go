@@ -69,7 +69,8 @@
 // layout, including "_default"). Other hosts use https. As in containerd, requests to a registry on a loopback address
 // fall back to http, unless the registry's port is 443. The login of a pull goes to the registry that the reference
 // names, or to the "server" that hosts.toml puts in the place of that registry. A mirror gets the login only if the
-// login's ServerAddress names that mirror. A host that a registry redirects to never gets the login.
+// login's ServerAddress names that mirror. A host that a registry redirects to never gets the login, and neither does an
+// address without TLS that a registry with TLS names (registrytls.go).
 //
 // The package must not know about pods or the CRI, and keeps no state of containers beyond their layers.
 package image

@@ -32,6 +32,9 @@ type Registries struct {
 	DockerConfig string
 	// PlainHTTP uses http instead of https for hosts without a hosts.toml.
 	PlainHTTP bool
+	// RefuseDowngrades refuses an upload or a token server without TLS to which a registry with TLS refers. Otherwise a
+	// warning names the host. It receives no login in any case.
+	RefuseDowngrades bool
 }
 
 // resolver makes the resolver for one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only.
@@ -44,7 +47,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 	for _, bad := range logins.bad {
 		log.G(ctx).Warn(bad.Error())
 	}
-	used := &hostsUsed{logins: logins, served: map[digest.Digest]string{}, passed: map[string]bool{}}
+	used := &hostsUsed{logins: logins, refuse: r.RefuseDowngrades, served: map[digest.Digest]string{}, passed: map[string]bool{}, plain: map[[2]string]bool{}}
 	scheme := ""
 	if r.PlainHTTP {
 		scheme = "http"
@@ -77,6 +80,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 			client := *hosts[i].Client
 			client.Transport = registryTransport{cmp.Or(client.Transport, http.DefaultTransport), hosts[i].Host, i < len(hosts)-1, used}
 			hosts[i].Client = &client
+			hosts[i].Authorizer = tlsAuthorizer{hosts[i].Authorizer, len(hosts[i].Header) > 0, used}
 			own, err := logins.find(hosts[i].Host)
 			if err != nil {
 				return nil, err
@@ -114,16 +118,14 @@ func (r Registries) hostDir(host string) (string, error) {
 	return "", errdefs.ErrNotFound
 }
 
-// checkRedirect refuses a redirect from https to http. If a request goes to another host, checkRedirect removes
-// everything meant for the registry, because net/http passes most headers on to any host, and even passes logins on to
-// other ports and subdomains of the same host.
+// checkRedirect refuses a redirect from a server with TLS to one without. If a request goes to another host, checkRedirect
+// removes everything meant for the registry, because net/http passes most headers on to any host, and even passes logins on
+// to other ports and subdomains of the same host.
 func checkRedirect(to *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)
 	}
-	from := via[len(via)-1]
-	// A registry on loopback may have answered an https URL over http, because of containerd's fallback.
-	if from.URL.Scheme == "https" && to.URL.Scheme != "https" && !docker.IsLocalhost(from.URL.Host) {
+	if leavesTLS(to.Response, to.URL) {
 		return fmt.Errorf("from https to %s://%s: %w", to.URL.Scheme, to.URL.Host, errRedirect)
 	}
 	first := via[0]
@@ -133,12 +135,17 @@ func checkRedirect(to *http.Request, via []*http.Request) error {
 	if to.Method != http.MethodGet && to.Method != http.MethodHead {
 		return fmt.Errorf("%s, which may carry a login, to %s: %w", to.Method, to.URL.Host, errRedirect)
 	}
-	for name := range to.Header {
+	keepPublic(to.Header)
+	return nil
+}
+
+// keepPublic removes every header that can be meant for the registry alone.
+func keepPublic(h http.Header) {
+	for name := range h {
 		switch name {
-		case "Accept", "Accept-Encoding", "Range", "User-Agent":
+		case "Accept", "Accept-Encoding", "Content-Type", "Range", "User-Agent":
 		default:
-			to.Header.Del(name)
+			h.Del(name)
 		}
 	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"crypto/tls"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -327,6 +328,7 @@ func TestRedirectsAreChecked(t *testing.T) {
 		{"https://other.example/", "POST", true, false},
 	} {
 		to := request(c.method, c.to)
+		to.Response = &http.Response{TLS: &tls.ConnectionState{}}
 		err := checkRedirect(to, from)
 		if (err != nil) != c.refused || err == nil && (to.Header.Get("Authorization") == "") != c.bare || to.Header.Get("Range") == "" {
 			t.Errorf("%s %s: got error %v and headers %v", c.method, c.to, err, to.Header)

@@ -26,7 +26,8 @@ import (
 //   - A manifest without a useful Content-Type, as static files have it, gets that of its own mediaType, or of its shape.
 //   - An answer that is no document at all, such as a page of a proxy, is an error, so that the next host is asked.
 //
-// It also notes which host serves a blob, and no longer asks a mirror that was passed over.
+// It also notes which host serves a blob, and no longer asks a mirror that was passed over. An upload that the registry sends
+// to another host, or to one without TLS, has no headers that are meant for the registry.
 type registryTransport struct {
 	base   http.RoundTripper
 	host   string // as configured
@@ -39,7 +40,14 @@ func (t registryTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	if t.mirror && t.used.isPassedOver(t.host) {
 		return nil, fmt.Errorf("mirror %s was passed over, because it sent wrong content: %w", t.host, errdefs.ErrUnavailable)
 	}
+	if req.URL.Host != t.host || t.used.isPlain(t.host, req.URL) {
+		req = req.Clone(req.Context())
+		keepPublic(req.Header)
+	}
 	resp, err := t.base.RoundTrip(req)
+	if err == nil && req.Method == http.MethodPost {
+		return t.checkUpload(resp)
+	}
 	if err == nil && resp.StatusCode < http.StatusBadRequest && isFor(req, "blobs") {
 		t.used.note(digest.Digest(path.Base(req.URL.Path)), t.host, t.mirror)
 	}
@@ -63,10 +71,12 @@ func (t registryTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 // hostsUsed is what one transfer has learned about the hosts that serve it.
 type hostsUsed struct {
 	logins *logins
+	refuse bool // Registries.RefuseDowngrades
 
 	mu     sync.Mutex
 	served map[digest.Digest]string // the mirrors that serve blobs
 	passed map[string]bool          // mirrors that sent wrong content
+	plain  map[[2]string]bool       // registries with TLS, and the hosts without TLS that they refer to
 }
 
 // login reports whether a host has received a login so far.

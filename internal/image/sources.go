@@ -41,7 +41,7 @@ type sources struct {
 // resolve finds the reference's current target, at the registry or at peers.
 func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, error) {
 	defer p.tracker.busy()()
-	registry, used, err := Registries{HostsDir: p.cfg.HostsDir, DockerConfig: p.cfg.DockerConfig}.resolver(ctx, p.named, auth)
+	registry, used, err := Registries{HostsDir: p.cfg.HostsDir, DockerConfig: p.cfg.DockerConfig, RefuseDowngrades: p.cfg.RefuseDowngrades}.resolver(ctx, p.named, auth)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
