@@ -47,7 +47,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 	for _, bad := range logins.bad {
 		log.G(ctx).Warn(bad.Error())
 	}
-	used := &hostsUsed{logins: logins, refuse: r.RefuseDowngrades, served: map[digest.Digest]string{}, passed: map[string]bool{}, plain: map[[2]string]bool{}}
+	used := &hostsUsed{logins: logins, refuse: r.RefuseDowngrades, served: map[digest.Digest]string{}, passed: map[string]bool{}, plain: map[[2]string]bool{}, failed: map[[2]string]error{}}
 	scheme := ""
 	if r.PlainHTTP {
 		scheme = "http"

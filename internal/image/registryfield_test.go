@@ -184,3 +184,67 @@ func TestLoginOfTheLongestPrefix(t *testing.T) {
 		t.Errorf("log: got %q, want a warning about broken.example", log.String())
 	}
 }
+
+// TestManifestWithoutAnswer: a registry that breaks off when it is asked for a manifest is unavailable, although it has no blob with
+// the manifest's digest, which is what containerd asks for next.
+func TestManifestWithoutAnswer(t *testing.T) {
+	reg := newRegistry(t)
+	img := pull(t, open(t, Config{}), reg.push(t, "app:1", oneFileImage(t, "x")))
+	for what, requests := range map[string]string{"GET and HEAD": "", "HEAD": http.MethodHead} {
+		reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+			switch {
+			case strings.Contains(r.URL.Path, "/manifests/") && strings.HasPrefix(r.Method, requests):
+				conn, _, err := w.(http.Hijacker).Hijack()
+				check(t, err)
+				check(t, conn.Close())
+			case strings.Contains(r.URL.Path, "/blobs/"):
+				http.NotFound(w, r)
+			default:
+				return false
+			}
+			return true
+		})
+		_, err := open(t, Config{}).Pull(t.Context(), img.RepoDigests[0], PullOptions{})
+		if !errdefs.IsUnavailable(err) {
+			t.Errorf("%s broken off: got %v, want Unavailable", what, err)
+		}
+	}
+	reg.setHook(nil)
+	_, err := open(t, Config{}).Pull(t.Context(), reg.ref("app@sha256:"+strings.Repeat("0", 64)), PullOptions{})
+	wantError(t, err, errdefs.IsNotFound)
+}
+
+// TestSeveralChallenges: a registry offers several ways to log in, in one header or in several.
+func TestSeveralChallenges(t *testing.T) {
+	reg := newRegistry(t)
+	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
+	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"token":"granted","access_token":"granted"}`)
+	}))
+	defer tokens.Close()
+	bearer := fmt.Sprintf(`Bearer realm=%q,service="a, Basic b",scope="repository:app:pull"`, tokens.URL)
+	for _, c := range []struct {
+		headers []string
+		auth    *Auth
+	}{
+		{[]string{`Basic realm="r", ` + bearer}, nil},
+		{[]string{bearer + `, Basic realm="r"`}, nil},
+		{[]string{`Basic realm="r"`, bearer}, nil},
+		{[]string{`Negotiate, ` + bearer}, nil},
+		{[]string{`Negotiate, Basic realm="r \", x"`}, &Auth{Username: "me", Password: "secret"}},
+		{[]string{`Negotiate YII=, Basic realm="r"`}, &Auth{Username: "me", Password: "secret"}},
+		{[]string{`Negotiate`, `BASIC realm="r"`}, &Auth{Username: "me", Password: "secret"}},
+	} {
+		reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+			if _, password, ok := r.BasicAuth(); ok && password == "secret" || r.Header.Get("Authorization") == "Bearer granted" {
+				return false
+			}
+			w.Header()["Www-Authenticate"] = c.headers
+			w.WriteHeader(http.StatusUnauthorized)
+			return true
+		})
+		if _, err := open(t, Config{}).Pull(t.Context(), ref, PullOptions{Auth: c.auth}); err != nil {
+			t.Errorf("%q: %v", c.headers, err)
+		}
+	}
+}

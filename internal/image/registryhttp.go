@@ -11,6 +11,7 @@ import (
 	"path"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -25,6 +26,10 @@ import (
 //     redirects is often for GET only.
 //   - A manifest without a useful Content-Type, as static files have it, gets that of its own mediaType, or of its shape.
 //   - An answer that is no document at all, such as a page of a proxy, is an error, so that the next host is asked.
+//   - A manifest that could not be asked for is not "not found" because there is no blob with its digest, which is what containerd
+//     asks for next.
+//
+// Several challenges in one header become several headers, because containerd reads the first one only.
 //
 // It also notes which host serves a blob, and no longer asks a mirror that was passed over. An upload that the registry sends
 // to another host, or to one without TLS, has no headers that are meant for the registry.
@@ -45,14 +50,26 @@ func (t registryTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 		keepPublic(req.Header)
 	}
 	resp, err := t.base.RoundTrip(req)
+	if err == nil && resp.StatusCode == http.StatusUnauthorized {
+		resp.Header["Www-Authenticate"] = challenges(resp.Header["Www-Authenticate"])
+	}
 	if err == nil && req.Method == http.MethodPost {
 		return t.checkUpload(resp)
 	}
 	if err == nil && resp.StatusCode < http.StatusBadRequest && isFor(req, "blobs") {
 		t.used.note(digest.Digest(path.Base(req.URL.Path)), t.host, t.mirror)
 	}
-	if err != nil || !forManifest(req) {
+	if req.Method == http.MethodHead && err == nil && resp.StatusCode == http.StatusNotFound && isFor(req, "blobs") {
+		if lost := t.used.lost(req, t.host); lost != nil {
+			resp.Body.Close()
+			return nil, lost
+		}
+	}
+	if !forManifest(req) {
 		return resp, err
+	}
+	if t.used.lose(req, t.host, err); err != nil {
+		return nil, err
 	}
 	if req.Method == http.MethodHead && repeatAsGet(resp) {
 		again, err := t.base.RoundTrip(asGet(req))
@@ -76,6 +93,7 @@ type hostsUsed struct {
 	mu     sync.Mutex
 	served map[digest.Digest]string // the mirrors that serve blobs
 	passed map[string]bool          // mirrors that sent wrong content
+	failed map[[2]string]error      // by host and reference, the requests for manifests that had no answer
 	plain  map[[2]string]bool       // registries with TLS, and the hosts without TLS that they refer to
 }
 
@@ -112,11 +130,36 @@ func (u *hostsUsed) passOver(blob digest.Digest) string {
 	return mirror
 }
 
-// forManifest reports whether a request, or the first of the redirected ones before it, is for a manifest.
-func forManifest(req *http.Request) bool {
+// lose notes whether a request for a manifest had an answer.
+func (u *hostsUsed) lose(req *http.Request, host string, err error) {
+	key := [2]string{host, path.Base(original(req).URL.Path)}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if err != nil {
+		u.failed[key] = err
+	} else {
+		delete(u.failed, key)
+	}
+}
+
+// lost returns why a host did not answer when it was asked for the manifest with the digest of a blob; nil if it did.
+func (u *hostsUsed) lost(req *http.Request, host string) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.failed[[2]string{host, path.Base(req.URL.Path)}]
+}
+
+// original returns the request that was redirected to a request, or the request itself.
+func original(req *http.Request) *http.Request {
 	for req.Response != nil && req.Response.Request != nil {
 		req = req.Response.Request
 	}
+	return req
+}
+
+// forManifest reports whether a request, or the first of the redirected ones before it, is for a manifest.
+func forManifest(req *http.Request) bool {
+	req = original(req)
 	return (req.Method == http.MethodHead || req.Method == http.MethodGet) && isFor(req, "manifests")
 }
 
@@ -196,6 +239,29 @@ func documentType(document []byte) string {
 		return images.MediaTypeDockerSchema1Manifest
 	}
 	return ""
+}
+
+// beginsChallenge matches what follows a comma in a WWW-Authenticate header if it is another challenge, and not a parameter.
+var beginsChallenge = regexp.MustCompile(`^\s*[!#$%&'*+.^_|~0-9A-Za-z-]+(\s+[^\s=]|\s*(,|$))`)
+
+// challenges separates the challenges in WWW-Authenticate headers (RFC 9110, 11.6.1).
+func challenges(headers []string) (all []string) {
+	for _, header := range headers {
+		begin, quoted := 0, false
+		for i := 0; i < len(header); i++ {
+			switch c := header[i]; {
+			case quoted && c == '\\':
+				i++
+			case c == '"':
+				quoted = !quoted
+			case c == ',' && !quoted && beginsChallenge.MatchString(header[i+1:]):
+				all = append(all, strings.TrimSpace(header[begin:i]))
+				begin = i + 1
+			}
+		}
+		all = append(all, strings.TrimSpace(header[begin:]))
+	}
+	return all
 }
 
 // query matches the query of a URL in a text.
