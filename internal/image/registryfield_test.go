@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -24,9 +25,9 @@ import (
 func TestPresignedManifests(t *testing.T) {
 	reg := newRegistry(t)
 	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
-	refuse := false
+	var refuse atomic.Bool
 	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet || refuse {
+		if r.Method != http.MethodGet || refuse.Load() {
 			http.Error(w, "SignatureDoesNotMatch", http.StatusForbidden)
 			return
 		}
@@ -52,7 +53,8 @@ func TestPresignedManifests(t *testing.T) {
 	var log bytes.Buffer
 	s := open(t, Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	pull(t, s, ref)
-	refuse = true
+	check(t, s.Close()) // its log is complete
+	refuse.Store(true)
 	_, err := open(t, Config{}).Pull(t.Context(), ref, PullOptions{})
 	wantError(t, err, errdefs.IsPermissionDenied, ref)
 	store.Close()
