@@ -60,6 +60,9 @@ func compressionByContent(head []byte) string {
 			return name
 		}
 	}
+	if len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.HasPrefix(head[1:], []byte("\x2a\x4d\x18")) { // a skippable frame comes first
+		return "zstd"
+	}
 	return ""
 }
 

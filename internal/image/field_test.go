@@ -30,14 +30,25 @@ func special(name string, kind byte, link string) entryOf {
 // TestLayerCompressionByContent: the first bytes of a layer decide how it is decompressed, whatever its media type says.
 func TestLayerCompressionByContent(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	plain := tarOf(t, file("a", "text"))
-	contents := map[string][]byte{"plain": plain, "gzip": compressGzip(t, plain), "zstd": compressZstd(t, plain)}
+	const half = 512
+	skipped := append([]byte{0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0}, "more"...) // zstd:chunked has its table of contents in one
+	contents := map[string]func(plain []byte) []byte{
+		"plain": slices.Clone[[]byte], "gzip": func(plain []byte) []byte { return compressGzip(t, plain) },
+		"zstd": func(plain []byte) []byte { return compressZstd(t, plain) },
+		"several gzip members": func(plain []byte) []byte {
+			return slices.Concat(compressGzip(t, plain[:half]), compressGzip(t, plain[half:]))
+		},
+		"several zstd frames": func(plain []byte) []byte {
+			return slices.Concat(skipped, compressZstd(t, plain[:half]), compressZstd(t, plain[half:]), skipped)
+		},
+	}
 	for _, mediaType := range []string{
 		ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
 		"application/vnd.docker.image.rootfs.diff.tar", "application/vnd.docker.image.rootfs.diff.tar.gzip",
 	} {
-		for name, blob := range contents {
-			m := raw(t, plain)
+		for name, compress := range contents {
+			plain := tarOf(t, file("a", name+mediaType)) // no layer that is unpacked already
+			m, blob := raw(t, plain), compress(plain)
 			m.blobs[0] = blob
 			m.manifest.Layers[0] = ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
 			img, err := s.Pull(t.Context(), m.push(t, reg, "labelled"), PullOptions{})
