@@ -104,6 +104,14 @@ func TestLayersOfTheField(t *testing.T) {
 		"deep directory, then a file":     {[]entryOf{special("a/b", tar.TypeDir, ""), file("a", "f")}, map[string]string{"a": "f"}},
 		"file, directory, link":           {[]entryOf{file("e", "f"), special("e", tar.TypeDir, ""), file("e/in", ""), special("e", tar.TypeSymlink, "nowhere")}, map[string]string{"e": "-> nowhere"}},
 		"directory, file":                 {[]entryOf{special("e", tar.TypeDir, ""), file("e", "f")}, map[string]string{"e": "f"}},
+		"hard link without its parents":   {[]entryOf{file("bin/app", "a"), special("run/files/app", tar.TypeLink, "bin/app")}, map[string]string{"run/files/app": "a"}},
+		"hard link over a lower file":     {[]entryOf{special("f", tar.TypeLink, "x")}, map[string]string{"f": "lower", "x": "lower"}},
+		"hard link over a lower dir":      {[]entryOf{special("d", tar.TypeLink, "x")}, map[string]string{"d": "lower"}},
+		"hard link over a lower link":     {[]entryOf{special("l", tar.TypeLink, "x")}, map[string]string{"l": "lower", "d/": "kept old"}},
+		"hard link over its own file":     {[]entryOf{file("x", "1"), file("f", "2"), special("f", tar.TypeLink, "x")}, map[string]string{"f": "1"}},
+		"longer than the opaque marker":   {[]entryOf{file(".wh..wh..opqX", ""), file("d/.wh..wh..opqX", "")}, map[string]string{"x": "lower", "d/": "kept old"}},
+		"an entry of the root":            {[]entryOf{special("./", tar.TypeDir, ""), file("./n", "new")}, map[string]string{"n": "new", "x": "lower"}},
+		"files below an own link":         {[]entryOf{special("s", tar.TypeSymlink, "store"), file("s/src/f", "n")}, map[string]string{"s": "-> store", "store/src/f": "n"}},
 		"contiguous file":                 {[]entryOf{func() entryOf { e := file("c", "all"); e.Typeflag = tar.TypeCont; return e }()}, map[string]string{"c": "all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -127,6 +135,25 @@ func TestLayersOfTheField(t *testing.T) {
 		check(t, err)
 		if root := mounted(t, mounts); look(root+"/x", false) != "own" || look(root+"/d", true) != "f" {
 			t.Errorf("got x %q and in d %q, want own and f", look(root+"/x", false), look(root+"/d", true))
+		}
+	})
+	t.Run("times of no file system", func(t *testing.T) {
+		var entries []entryOf
+		for name, at := range map[string]time.Time{"old": time.Date(1754, 8, 30, 0, 0, 0, 0, time.UTC), "far": time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)} {
+			e := file(name, "")
+			e.ModTime, e.Format = at, tar.FormatPAX
+			entries = append(entries, e)
+		}
+		img := pull(t, s, raw(t, tarOf(t, entries...)).push(t, reg, "times"))
+		mounts, err := s.Prepare(t.Context(), "times", img.ID, nil)
+		check(t, err)
+		root := mounted(t, mounts)
+		for _, e := range entries {
+			info, err := os.Stat(filepath.Join(root, e.Name))
+			check(t, err)
+			if !info.ModTime().Equal(time.Unix(0, 0)) {
+				t.Errorf("%s: got the time %v, want that of the epoch", e.Name, info.ModTime())
+			}
 		}
 	})
 	t.Run("a name too long", func(t *testing.T) {
@@ -235,6 +262,50 @@ func TestConfigsOfTheField(t *testing.T) {
 		}
 		if _, err := s.Prepare(t.Context(), "docker", img.ID, nil); err != nil {
 			t.Error(err)
+		}
+	})
+	t.Run("types of both kinds", func(t *testing.T) {
+		docker, oci := raw(t, tarOf(t, file("a", ""))), raw(t, tarOf(t, file("a", "")))
+		docker.manifest.MediaType = images.MediaTypeDockerSchema2Manifest
+		oci.manifest.Config.MediaType, oci.manifest.Layers[0].MediaType = images.MediaTypeDockerSchema2Config, images.MediaTypeDockerSchema2LayerGzip
+		for _, m := range []*rawImage{docker, oci} {
+			if img := pull(t, s, reg.pushRaw(t, "mixed", "1", m.manifest.MediaType, m.manifest, m.blobs...)); img.Kind != KindRootfs {
+				t.Errorf("%s: kind: got %s, want a root filesystem", m.manifest.MediaType, img.Kind)
+			}
+		}
+	})
+	t.Run("two manifests of one config, in an index below another", func(t *testing.T) {
+		plain := tarOf(t, file("shared", "text"))
+		native := &ocispec.Platform{OS: "linux", Architecture: "amd64"}
+		var manifests []ocispec.Descriptor
+		for _, blob := range [][]byte{compressGzip(t, plain), compressZstd(t, plain)} {
+			m := raw(t, plain)
+			m.blobs[0] = blob
+			m.manifest.Layers[0] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
+			manifests = append(manifests, m.pushAs(t, reg, "shared", ocispec.MediaTypeImageManifest, m.manifest, native))
+		}
+		statement := manifests[1] // as BuildKit lists its attestations
+		statement.Platform = &ocispec.Platform{OS: "unknown", Architecture: "unknown"}
+		var none rawImage
+		inner := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: append([]ocispec.Descriptor{statement}, manifests...)}
+		inner.SchemaVersion = 2
+		outer := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{none.pushAs(t, reg, "shared", ocispec.MediaTypeImageIndex, inner, native)}}
+		outer.SchemaVersion = 2
+		img := pull(t, s, reg.pushRaw(t, "shared", "1", ocispec.MediaTypeImageIndex, outer))
+		for _, m := range manifests {
+			ref := reg.ref("shared@" + m.Digest.String())
+			again := pull(t, s, ref)
+			if again.ID != img.ID || !slices.Contains(again.RepoDigests, ref) || !slices.Equal(again.RepoTags, []string{reg.ref("shared:1")}) {
+				t.Errorf("%s: got %+v, want the image %s", ref, again, img.ID)
+			}
+		}
+		if found, err := s.Verify(t.Context(), true); err != nil || len(found) > 0 {
+			t.Errorf("Verify: %v, %v", found, err)
+		}
+		check(t, s.Remove(t.Context(), img.ID))
+		both := pull(t, s, reg.ref("shared:1@"+manifests[0].Digest.String()))
+		if len(both.RepoTags) > 0 || !slices.Equal(both.RepoDigests, []string{reg.ref("shared@" + manifests[0].Digest.String())}) {
+			t.Errorf("tag and digest: got the tags %q and the digests %q, want the digest alone", both.RepoTags, both.RepoDigests)
 		}
 	})
 	t.Run("artifact of the same type", func(t *testing.T) {

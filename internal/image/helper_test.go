@@ -278,6 +278,15 @@ func (m *rawImage) push(t testing.TB, r *testRegistry, repo string) string {
 	return r.pushRaw(t, repo, "1", ocispec.MediaTypeImageManifest, m.manifest, m.blobs...)
 }
 
+// pushAs uploads a document under its digest, after the blobs, and returns its entry for an index.
+func (m *rawImage) pushAs(t testing.TB, r *testRegistry, repo, mediaType string, document any, platform *ocispec.Platform) ocispec.Descriptor {
+	t.Helper()
+	text, err := json.Marshal(document)
+	check(t, err)
+	r.pushRaw(t, repo, digest.FromBytes(text).String(), mediaType, document, m.blobs...)
+	return ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(text), Size: int64(len(text)), Platform: platform}
+}
+
 // mounted mounts a root filesystem for the duration of a test.
 func mounted(t testing.TB, mounts []mount.Mount) string {
 	t.Helper()

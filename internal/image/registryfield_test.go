@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -247,6 +248,54 @@ func TestSeveralChallenges(t *testing.T) {
 		})
 		if _, err := open(t, Config{}).Pull(t.Context(), ref, PullOptions{Auth: c.auth}); err != nil {
 			t.Errorf("%q: %v", c.headers, err)
+		}
+	}
+}
+
+// TestEncodedAnswers: a registry compresses its answers on the way, so that their length is not that of the content.
+func TestEncodedAnswers(t *testing.T) {
+	reg := newRegistry(t)
+	ref := reg.push(t, "app:1", oneFileImage(t, strings.Repeat("x", 1<<16)))
+	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodGet || r.URL.Path == "/v2/" || !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+			return false
+		}
+		r.Header.Del("Accept-Encoding")
+		plain := httptest.NewRecorder()
+		reg.Config.Handler.ServeHTTP(plain, r)
+		encoded := compressGzip(t, plain.Body.Bytes())
+		maps.Copy(w.Header(), plain.Header())
+		w.Header().Set("Content-Encoding", "gzip")
+		w.Header().Set("Content-Length", strconv.Itoa(len(encoded)))
+		w.WriteHeader(plain.Code)
+		_, _ = w.Write(encoded)
+		return true
+	})
+	pull(t, open(t, Config{}), ref)
+	pull(t, open(t, Config{RangesPerBlob: 4}), ref)
+}
+
+// TestMirrorWithoutBlobs: a mirror has the manifest of an image, and not its blobs.
+func TestMirrorWithoutBlobs(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "app:1", oneFileImage(t, "x"))
+	for what, blobs := range map[string]http.HandlerFunc{
+		"an error":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
+		"not found": http.NotFound,
+		"a page":    func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") },
+		"nothing":   func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(r.URL.Path, "/blobs/") {
+				blobs(w, r)
+			} else {
+				reg.Config.Handler.ServeHTTP(w, r)
+			}
+		}))
+		defer mirror.Close()
+		dir := hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", reg.URL, mirror.URL))
+		if _, err := open(t, Config{HostsDir: []string{dir}}).Pull(t.Context(), "registry.example/app:1", PullOptions{}); err != nil {
+			t.Errorf("%s for blobs: %v", what, err)
 		}
 	}
 }
