@@ -101,6 +101,7 @@ test-all: ## run every test: also all fail points with both OCI runtimes, stress
 .PHONY: test-delegate
 test-delegate: build images ## run the end-to-end tests of Linux pods through a Tripod that delegates them to containerd (15 min); again with Debian's containerd the migration
 	hack/delegate.sh
+	TRIPOD_TEST_CONTAINERD=$$(hack/containerd.sh) hack/testns.sh $(GOTEST) -run '^TestContainerdInTheField$$' ./internal/image
 	@hack/setup.sh bench
 	TRIPOD_TEST_DELEGATE=/usr/bin $(GOTEST) -v -run '^TestMigrateFromContainerd$$' ./test/e2e
 

@@ -27,12 +27,11 @@ func special(name string, kind byte, link string) entryOf {
 	return entryOf{Header: tar.Header{Name: name, Typeflag: kind, Linkname: link, Mode: 0o755}}
 }
 
-// TestLayerCompressionByContent: the first bytes of a layer decide how it is decompressed, whatever its media type says.
-func TestLayerCompressionByContent(t *testing.T) {
-	reg, s := newRegistry(t), open(t, Config{})
+// compressions are ways to compress a layer.
+func compressions(t testing.TB) map[string]func(plain []byte) []byte {
 	const half = 512
 	skipped := append([]byte{0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0}, "more"...) // zstd:chunked has its table of contents in one
-	contents := map[string]func(plain []byte) []byte{
+	return map[string]func(plain []byte) []byte{
 		"plain": slices.Clone[[]byte], "gzip": func(plain []byte) []byte { return compressGzip(t, plain) },
 		"zstd": func(plain []byte) []byte { return compressZstd(t, plain) },
 		"several gzip members": func(plain []byte) []byte {
@@ -42,15 +41,29 @@ func TestLayerCompressionByContent(t *testing.T) {
 			return slices.Concat(skipped, compressZstd(t, plain[:half]), compressZstd(t, plain[half:]), skipped)
 		},
 	}
-	for _, mediaType := range []string{
-		ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
-		"application/vnd.docker.image.rootfs.diff.tar", "application/vnd.docker.image.rootfs.diff.tar.gzip",
-	} {
-		for name, compress := range contents {
-			plain := tarOf(t, file("a", name+mediaType)) // no layer that is unpacked already
-			m, blob := raw(t, plain), compress(plain)
-			m.blobs[0] = blob
-			m.manifest.Layers[0] = ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
+}
+
+// layerTypes are media types of layers.
+var layerTypes = []string{
+	ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip, ocispec.MediaTypeImageLayerZstd,
+	images.MediaTypeDockerSchema2Layer, images.MediaTypeDockerSchema2LayerGzip,
+}
+
+// labelled makes an image with one layer, which no other image has.
+func labelled(t testing.TB, mediaType, name string, compress func([]byte) []byte) *rawImage {
+	plain := tarOf(t, file("a", name+mediaType))
+	m := raw(t, plain)
+	m.blobs[0] = compress(plain)
+	m.manifest.Layers[0] = ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(m.blobs[0]), Size: int64(len(m.blobs[0]))}
+	return m
+}
+
+// TestLayerCompressionByContent: the first bytes of a layer decide how it is decompressed, whatever its media type says.
+func TestLayerCompressionByContent(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	for _, mediaType := range layerTypes {
+		for name, compress := range compressions(t) {
+			m := labelled(t, mediaType, name, compress)
 			img, err := s.Pull(t.Context(), m.push(t, reg, "labelled"), PullOptions{})
 			if err != nil {
 				t.Errorf("%s labelled %s: %v", name, mediaType, err)
@@ -64,16 +77,19 @@ func TestLayerCompressionByContent(t *testing.T) {
 	}
 }
 
-// TestLayersOfTheField: what a root filesystem has after its layers were unpacked.
-func TestLayersOfTheField(t *testing.T) {
-	reg, s := newRegistry(t), open(t, Config{})
+// fieldLayer is a layer above another one, and what the root filesystem then has: content by path; "-" means that there is nothing; a
+// path with "/" at its end has the names in a directory.
+type fieldLayer struct {
+	layer []entryOf
+	want  map[string]string
+}
+
+// fieldLayers returns layers as they occur in the field, and the one below all of them.
+func fieldLayers(t testing.TB) (lower []byte, cases map[string]fieldLayer) {
 	long := strings.Repeat("n", 200)
-	lower := tarOf(t, file("x", "lower"), file("d/old", "lower"), file("d/kept", "lower"), special("l", tar.TypeSymlink, "d"),
+	lower = tarOf(t, file("x", "lower"), file("d/old", "lower"), file("d/kept", "lower"), special("l", tar.TypeSymlink, "d"),
 		file("f", "lower"), file("deep/er/old", "lower"), file("deep/er/kept", "lower"), file(long, "lower"))
-	for name, c := range map[string]struct {
-		layer []entryOf
-		want  map[string]string // content by path; "-" means that there is nothing; a name with "/" at its end has the names in a directory
-	}{
+	return lower, map[string]fieldLayer{
 		"file, then its whiteout":         {[]entryOf{file("x", "new"), file(".wh.x", "")}, map[string]string{"x": "new"}},
 		"whiteout, then its file":         {[]entryOf{file(".wh.x", ""), file("x", "new")}, map[string]string{"x": "new"}},
 		"directory, then its whiteout":    {[]entryOf{special("d", tar.TypeDir, ""), file("d/new", "n"), file(".wh.d", "")}, map[string]string{"d/": "new", "d/new": "n"}},
@@ -113,7 +129,14 @@ func TestLayersOfTheField(t *testing.T) {
 		"an entry of the root":            {[]entryOf{special("./", tar.TypeDir, ""), file("./n", "new")}, map[string]string{"n": "new", "x": "lower"}},
 		"files below an own link":         {[]entryOf{special("s", tar.TypeSymlink, "store"), file("s/src/f", "n")}, map[string]string{"s": "-> store", "store/src/f": "n"}},
 		"contiguous file":                 {[]entryOf{func() entryOf { e := file("c", "all"); e.Typeflag = tar.TypeCont; return e }()}, map[string]string{"c": "all"}},
-	} {
+	}
+}
+
+// TestLayersOfTheField: what a root filesystem has after its layers were unpacked.
+func TestLayersOfTheField(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	lower, cases := fieldLayers(t)
+	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			img := pull(t, s, raw(t, lower, tarOf(t, c.layer...)).push(t, reg, "field/"+strings.NewReplacer(" ", "-", ",", "").Replace(strings.ToLower(name))))
 			mounts, err := s.Prepare(t.Context(), "c-"+img.ID, img.ID, nil)
