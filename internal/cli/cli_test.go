@@ -254,6 +254,22 @@ func TestRunConfigs(t *testing.T) {
 	if container, _, err = o.configs([]string{"web", "sh"}); err != nil || container.GetCommand()[0] != "sh" || container.GetArgs() != nil {
 		t.Errorf("configs with --command: got %v, %v; want the command sh", container, err)
 	}
+	o = runOptions{entrypoint: "sh", workdir: "/srv", user: "7:8", privileged: true}
+	container, pod, err = o.configs([]string{"web", "-c", "true"})
+	sc := container.GetLinux().GetSecurityContext()
+	if err != nil || container.GetCommand()[0] != "sh" || container.GetArgs()[0] != "-c" || container.GetWorkingDir() != "/srv" || sc.GetRunAsUser().GetValue() != 7 ||
+		sc.GetRunAsGroup().GetValue() != 8 || !sc.GetPrivileged() || !pod.GetLinux().GetSecurityContext().GetPrivileged() {
+		t.Errorf("configs with --entrypoint, --workdir, --user and --privileged: got pod %v\nand container %v, error %v", pod, container, err)
+	}
+	o = runOptions{user: "www-data"}
+	if container, _, err = o.configs([]string{"web"}); err != nil || container.GetLinux().GetSecurityContext().GetRunAsUsername() != "www-data" {
+		t.Errorf("configs with --user: got %v, %v", container, err)
+	}
+	for _, bad := range []string{":8", "7:staff", "7:"} {
+		if _, _, err := (runOptions{user: bad}).configs([]string{"web"}); err == nil {
+			t.Errorf("--user %s succeeded, want an error", bad)
+		}
+	}
 	if _, _, err := o.configs(nil); err == nil {
 		t.Error("configs without arguments succeeded, want an error")
 	}

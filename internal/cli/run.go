@@ -95,6 +95,9 @@ type runOptions struct {
 	hostNetwork   bool
 	userns        bool
 	command       bool
+	entrypoint    string
+	workdir, user string
+	privileged    bool
 	tty, stdin    bool
 	detach        bool
 	env, publish  []string
@@ -184,15 +187,20 @@ and their volumes with "tripod rmp".
 	f.BoolVar(&o.hostNetwork, "host-network", false, "use the node's network")
 	f.BoolVar(&o.userns, "userns", false, "give the pod a user namespace: its root is no user of the node")
 	f.BoolVar(&o.command, "command", false, "the words after -- replace the image's entrypoint, not only its arguments")
+	f.StringVar(&o.entrypoint, "entrypoint", "", "program in place of the image's entrypoint; the words after the image are its arguments")
+	f.StringVarP(&o.workdir, "workdir", "w", "", "working directory")
+	f.StringVarP(&o.user, "user", "u", "", "user of the container: UID or NAME, with :GID if it is not the user's own group")
+	f.BoolVar(&o.privileged, "privileged", false, "give the container all capabilities and the node's devices")
 	f.BoolVarP(&o.tty, "tty", "t", false, "give the container a terminal")
 	f.BoolVarP(&o.stdin, "interactive", "i", false, "give the container a standard input")
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not stay in the foreground")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "environment NAME=VALUE")
 	f.StringArrayVar(&o.annotations, "annotation", nil, "annotation KEY=VALUE of the pod")
-	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "parent of the pod's log directory, which stays when the pod is removed")
+	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "parent of the pod's log directory, which stays when the pod is removed, except with --rm IMAGE")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "host port [ADDRESS:]HOST:CONTAINER[/udp]")
 	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "directory or file of the node: /HOST-PATH:/CONTAINER-PATH[:ro]")
 	a.manifestFlags(c, &m)
+	c.MarkFlagsMutuallyExclusive("command", "entrypoint")
 	f.SetInterspersed(false) // what follows the image is the container's
 	return c
 }
@@ -252,20 +260,27 @@ func (o runOptions) configs(args []string) (*runtimeapi.ContainerConfig, *runtim
 		LogDirectory: path.Join(o.logDir, "default_"+name+"_"+uid),
 		PortMappings: ports,
 		Annotations:  annotations,
-		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces}},
+		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces, Privileged: o.privileged}},
 	}
 	if !o.hostNetwork {
 		pod.Hostname = name
 	}
-	container := &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: name},
-		Image:    &runtimeapi.ImageSpec{Image: args[0], UserSpecifiedImage: args[0]},
-		Args:     args[1:], Envs: envs, Mounts: mounts, Tty: o.tty, Stdin: o.stdin,
-		LogPath: name + "/0.log",
-		Linux:   &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: spaces}},
+	security := &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: spaces, Privileged: o.privileged}
+	if err := setUser(security, o.user); err != nil {
+		return nil, nil, err
 	}
-	if o.command {
+	container := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: name}, WorkingDir: o.workdir,
+		Image: &runtimeapi.ImageSpec{Image: args[0], UserSpecifiedImage: args[0]},
+		Args:  args[1:], Envs: envs, Mounts: mounts, Tty: o.tty, Stdin: o.stdin,
+		LogPath: name + "/0.log",
+		Linux:   &runtimeapi.LinuxContainerConfig{SecurityContext: security},
+	}
+	switch {
+	case o.command:
 		container.Command, container.Args = container.Args, nil
+	case o.entrypoint != "":
+		container.Command = []string{o.entrypoint}
 	}
 	return container, pod, nil
 }
@@ -341,6 +356,25 @@ func randomUID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // documented never to fail
 	return hex.EncodeToString(b[:])
+}
+
+// setUser sets the user that --user names.
+func setUser(sc *runtimeapi.LinuxContainerSecurityContext, text string) error {
+	user, group, both := strings.Cut(text, ":")
+	if uid, err := strconv.ParseUint(user, 10, 31); err == nil {
+		sc.RunAsUser = &runtimeapi.Int64Value{Value: int64(uid)}
+	} else {
+		sc.RunAsUsername = user
+	}
+	if !both {
+		return nil
+	}
+	gid, err := strconv.ParseUint(group, 10, 31)
+	if err != nil || user == "" {
+		return fmt.Errorf("--user %q is neither UID[:GID] nor NAME[:GID]", text)
+	}
+	sc.RunAsGroup = &runtimeapi.Int64Value{Value: int64(gid)}
+	return nil
 }
 
 func parseEnv(list []string) ([]*runtimeapi.KeyValue, error) {

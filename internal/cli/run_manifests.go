@@ -46,7 +46,8 @@ func (a *App) manifestFlags(c *cobra.Command, m *manifestOptions) {
 	f.DurationVar(&m.initTimeout, "init-timeout", 10*time.Minute, "with -f: time limit of an init container")
 	f.StringVar(&m.volumeDir, "volume-dir", DefaultVolumeDir, "with -f: parent of the directories with the pods' volumes")
 	a.OutputFlag(c)
-	for _, other := range []string{"name", "runtime", "host-network", "userns", "command", "tty", "interactive", "env", "annotation", "publish", "volume"} {
+	for _, other := range []string{"name", "runtime", "host-network", "userns", "command", "tty", "interactive", "env", "annotation", "publish", "volume",
+		"entrypoint", "workdir", "user", "privileged"} {
 		c.MarkFlagsMutuallyExclusive("file", other)
 	}
 	for _, waits := range []string{"wait", "rm"} {

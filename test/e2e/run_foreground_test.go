@@ -176,6 +176,10 @@ func TestRunForeground(t *testing.T) {
 		}
 		start(t, newForeground(t, d, "volume", []string{"--rm", "-v", dir + ":/data:ro"}, sh("cat /data/a; touch /data/b 2>/dev/null || echo read-only")...)).ends(0, "from the node\nread-only\n", true)
 	})
+	t.Run("user, directory and program", func(t *testing.T) {
+		flags := []string{"--rm", "-u", "1000:1001", "-w", "/tmp", "--entrypoint", "sh"}
+		start(t, newForeground(t, d, "flags", flags, harness.Busybox, "--", "-c", "echo $(id -u) $(id -g) $PWD")).ends(0, "1000 1001 /tmp\n", true)
+	})
 	t.Run("a program that does not exist", func(t *testing.T) {
 		f := start(t, newForeground(t, d, "none", []string{"--rm"}, harness.Busybox, "no-such-program"))
 		_ = f.Wait()
