@@ -293,7 +293,7 @@ func TestArgumentsOfRun(t *testing.T) {
 		"a.json b.yaml -t":          "a.json b.yaml t",
 		"web a.json -t":             "web a.json -t",
 		"--rm web -d":               "if any flags",
-		"web --nothing":             "unknown flag",
+		"web --nothing":             "put -- before",
 		"-f a.yaml --name x":        "if any flags",
 		"--wait web -- --wait -d x": "web --wait -d x",
 	} {

@@ -216,7 +216,7 @@ func argumentsOfRun(c *cobra.Command, args []string) ([]string, error) {
 		return args, nil
 	}
 	if err := c.Flags().Parse(args[first:]); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; put -- before the container's own flags", err)
 	}
 	return append(args[:first:first], c.Flags().Args()...), c.ValidateFlagGroups()
 }
