@@ -119,8 +119,15 @@ func (d *Daemon) end(sig syscall.Signal) {
 	d.cmd = nil
 }
 
-// Kill kills libvirtd with SIGKILL. Domains continue to run.
-func (d *Daemon) Kill() { d.end(syscall.SIGKILL) }
+// Kill kills libvirtd with SIGKILL. Domains continue to run. If libvirtd was writing the state of a domain, the new file would stay
+// when the domain is gone, which is libvirt's leak; Kill removes it.
+func (d *Daemon) Kill() {
+	d.end(syscall.SIGKILL)
+	unfinished, _ := filepath.Glob("/run/libvirt/qemu/*.new")
+	for _, path := range unfinished {
+		require.NoError(d.t, os.Remove(path))
+	}
+}
 
 // Start starts libvirtd again after Kill.
 func (d *Daemon) Start() {

@@ -97,21 +97,24 @@ func TestRawMalformedAnswers(t *testing.T) {
 // reused. A guest that does not return is killed.
 func TestRawNoticesItsEnd(t *testing.T) {
 	s := rawServer(t, "testdata/raw-faults.wasm", workerapi.Limits{RequestTimeout: time.Minute, Reuse: true}, 0)
-	for fault, kept := range map[string]int{"until-ended": 1, "endless-loop": 0} {
+	end := func(fault string) (codes.Code, string) {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
 		begin := time.Now()
 		code, text := codeOf(s.Invoke(ctx, faulty(t, s, fault), &streamCall{one: true}))
-		cancel()
 		if took := time.Since(begin); took > soon {
 			t.Errorf("%s: the call ended after %v", fault, took)
 		}
-		if want := map[int]codes.Code{1: codes.Canceled, 0: codes.DeadlineExceeded}[kept]; code != want {
-			t.Errorf("%s: status = %v %q; want %v", fault, code, text, want)
-		}
-		if n := len(s.pool.idle); n != kept {
-			t.Errorf("%s: %d instances are kept; want %d", fault, n, kept)
-		}
+		return code, text
 	}
+	if code, text := end("endless-loop"); code != codes.DeadlineExceeded || len(s.pool.idle) != 0 {
+		t.Errorf("endless-loop: status = %v %q and %d instances are kept; want DeadlineExceeded and none", code, text, len(s.pool.idle))
+	}
+	// A busy machine may give the guest no turn in its moment; then it is killed as well.
+	require.Eventually(t, func() bool {
+		code, _ := end("until-ended")
+		return code == codes.Canceled && len(s.pool.idle) == 1
+	}, soon, time.Millisecond, "no guest returned by itself")
 }
 
 // TestRawWaitEndsWithCall: at the end of the call, a guest that waits by events learns from receive why the call ended,
