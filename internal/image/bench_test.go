@@ -3,6 +3,7 @@ package image
 import (
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -103,6 +104,30 @@ func BenchmarkPullAgain(b *testing.B) {
 	ref := reg.push(b, "app:1", oneFileImage(b, "x"))
 	pull(b, s, ref)
 	for b.Loop() {
+		pull(b, s, ref)
+	}
+}
+
+// BenchmarkPull measures a first pull of an image of 200 MB in 12 compressed layers, each of 400 files.
+func BenchmarkPull(b *testing.B) {
+	random := rand.NewChaCha8([32]byte{})
+	var layers [][]byte
+	for l := range 12 {
+		var files []entryOf
+		for f := range 400 {
+			body := make([]byte, 44<<10)
+			_, _ = random.Read(body[:40<<10]) // the rest compresses well
+			files = append(files, file(fmt.Sprintf("layer%d/dir%d/file%d", l, f/20, f), string(body)))
+		}
+		layers = append(layers, tarOf(b, files...))
+	}
+	reg := newRegistry(b)
+	ref := raw(b, layers...).push(b, reg, "big")
+	b.SetBytes(200 << 20)
+	for b.Loop() {
+		b.StopTimer()
+		s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
+		b.StartTimer()
 		pull(b, s, ref)
 	}
 }

@@ -28,7 +28,20 @@ func TestBurst(t *testing.T) {
 	} {
 		t.Run(burst.kind, func(t *testing.T) {
 			n := c.Namespace(t)
-			n.Apply(fmt.Sprintf(`
+			n.Apply(many(burst.kind, burst.image, burst.resources))
+			keepBusy(t, burst.loops)
+			for range burst.times {
+				up := scale(n, burst.pods)
+				n.CheckRestarts()
+				t.Logf("%d pods of %s with %d busy loops: ready after %.1f s, removed after %.1f s", burst.pods, burst.kind, burst.loops, up, scale(n, 0))
+			}
+		})
+	}
+}
+
+// many returns a Deployment without pods.
+func many(runtimeClass, image, resources string) string {
+	return fmt.Sprintf(`
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: many}
@@ -41,15 +54,7 @@ spec:
       runtimeClassName: %s
       terminationGracePeriodSeconds: 2
       containers: [{name: c, image: %s, resources: %s}]
-`, burst.kind, burst.image, burst.resources))
-			keepBusy(t, burst.loops)
-			for range burst.times {
-				up := scale(n, burst.pods)
-				n.CheckRestarts()
-				t.Logf("%d pods of %s with %d busy loops: ready after %.1f s, removed after %.1f s", burst.pods, burst.kind, burst.loops, up, scale(n, 0))
-			}
-		})
-	}
+`, runtimeClass, image, resources)
 }
 
 // scale sets the number of pods of the Deployment "many" and returns the seconds until all are ready or removed.

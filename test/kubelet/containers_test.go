@@ -79,9 +79,13 @@ spec:
 `))
 		waitEvent(n, "two", "one container")
 		n.WaitReady("one", k.boots)
-		// The refusal is in the events; kubectl would wait for a container that never starts.
-		n.Kubectl("debug", "one", "--image", harness.Busybox, "--container", "debugger", "--attach=false", "--", "sleep", "1")
-		waitEvent(n, "one", "one container")
+		// The container's status has the refusal from the kubelet's next round on; kubectl prints it, and waits.
+		debug := start(t, n.KubectlCommand("debug", "one", "--image", harness.Busybox, "--container", "debugger", "-i", "--", "sleep", "1"))
+		n.WaitPod("one", "says why there is no debugger", kube.Timeout, func(p *corev1.Pod) bool {
+			s := p.Status.EphemeralContainerStatuses
+			return len(s) > 0 && s[0].State.Waiting != nil && s[0].State.Waiting.Reason == "CreateContainerError" && strings.Contains(s[0].State.Waiting.Message, "one container")
+		})
+		debug.await(n, "one container")
 		if !kube.Ready(n.Pod("one")) {
 			t.Errorf("pod after the refusal: got %s, want ready", kube.Describe(n.Pod("one")))
 		}
