@@ -21,9 +21,11 @@ import (
 
 // newConnect returns the handler that serves one method over gRPC-Web, Connect, and gRPC with JSON.
 func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
+	json := jsonCodec{input: e.Desc.Input(), output: e.Desc.Output(), types: h.types()}
 	options := []connect.HandlerOption{
 		connect.WithCodec(binaryCodec{}),
-		connect.WithCodec(jsonCodec{input: e.Desc.Input(), output: e.Desc.Output(), types: h.types()}),
+		connect.WithCodec(json),
+		connect.WithCodec(jsonUTF8Codec{json}), // instead of connect-go's own; GET requests can name it
 		connect.WithReadMaxBytes(h.MaxMessageBytes),
 		connect.WithCompressMinBytes(compressMin),
 		connect.WithIdempotency(idempotency(e.Desc)), // GET is allowed for methods without side effects
@@ -84,8 +86,13 @@ func isCurrent(request, response http.Header) bool {
 	return false
 }
 
-// serveConnect serves a request over gRPC-Web or Connect, or a JSON request over gRPC.
-func (h *grpcHandler) serveConnect(w http.ResponseWriter, r *http.Request, next http.Handler) {
+// serveConnect serves a request over gRPC-Web or Connect, or a request over gRPC that is not in protobuf's binary
+// encoding. connect-go gets the media type alone: it knows one of the parameters, and refuses others. It answers 415 to
+// codecs that it does not know.
+func (h *grpcHandler) serveConnect(w http.ResponseWriter, r *http.Request, media string, next http.Handler) {
+	if media != "" {
+		r.Header["Content-Type"] = []string{media}
+	}
 	if err := checkQuery(r); err != nil {
 		_ = connect.NewErrorWriter().Write(w, r, err) // the client is gone if this fails
 		return
@@ -303,6 +310,11 @@ type jsonCodec struct {
 }
 
 func (jsonCodec) Name() string { return "json" }
+
+// jsonUTF8Codec is jsonCodec under the other name that connect-go has for JSON.
+type jsonUTF8Codec struct{ jsonCodec }
+
+func (jsonUTF8Codec) Name() string { return "json; charset=utf-8" }
 
 func (c jsonCodec) Marshal(m any) ([]byte, error) {
 	f, ok := m.(*frame)

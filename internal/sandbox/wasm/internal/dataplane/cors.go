@@ -45,7 +45,7 @@ func WithCORS(c CORS, next http.Handler) http.Handler {
 		AllowedMethods: corsMethods, AllowedHeaders: []string{"*"}, MaxAge: preflightAge,
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if isGRPC(firstValue(r.Header, "Content-Type")) {
+		if isGRPC(MediaType(r.Header)) {
 			next.ServeHTTP(w, r)
 			return
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -168,6 +169,74 @@ func TestFaultW3_HTTP(t *testing.T) {
 			t.Errorf("%s: status = %s, want %d", test.name, response.Status, test.want)
 		}
 	}
+}
+
+// TestMediaTypes checks over every protocol that a content-type can have parameters and capitals, and that an unknown
+// codec is refused with 415.
+func TestMediaTypes(t *testing.T) {
+	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		if _, err := c.Receive(); err != nil {
+			return err
+		}
+		return c.Send(nil)
+	}))
+	json, empty := framed(0, []byte("{}")), framed(0, nil)
+	for _, test := range []struct {
+		media, method string
+		body          []byte
+	}{
+		{"application/json", "UnaryCall", []byte("{}")}, {"application/proto", "UnaryCall", nil},
+		{"application/connect+json", "StreamingOutputCall", json}, {"application/connect+proto", "StreamingOutputCall", empty},
+		{"application/grpc", "UnaryCall", empty}, {"application/grpc+proto", "UnaryCall", empty}, {"application/grpc+json", "UnaryCall", json},
+		{"application/grpc-web", "UnaryCall", empty}, {"application/grpc-web+proto", "UnaryCall", empty}, {"application/grpc-web+json", "UnaryCall", json},
+		{"application/grpc-web-text", "UnaryCall", []byte(base64.StdEncoding.EncodeToString(empty))},
+		{"application/grpc-web-text+json", "UnaryCall", []byte(base64.StdEncoding.EncodeToString(json))},
+	} {
+		for way, c := range s.httpClients(t) {
+			for _, given := range []string{
+				test.media, test.media + "; charset=utf-8", test.media + ";charset=UTF-8", test.media + " ; charset=\"utf-8\"; v=1", strings.ToUpper(test.media),
+			} {
+				r := postAs(t, c, test.method, given, test.body)
+				if got := r.Header.Get("Content-Type"); r.StatusCode != http.StatusOK || got != test.media {
+					t.Errorf("POST of %q over %s = %s %q, want 200 %q", given, way, r.Status, got, test.media)
+				}
+				for _, h := range []http.Header{r.Header, r.Trailer} {
+					if code := h.Get("Grpc-Status"); code != "" && code != "0" {
+						t.Errorf("POST of %q over %s: status %s %s", given, way, code, h.Get("Grpc-Message"))
+					}
+				}
+			}
+		}
+	}
+	for _, refused := range []string{
+		"application/grpc+foo", "application/grpc+json2", "application/grpc+", "application/grpc-web+foo", "application/grpc-web-text+foo", "application/grpcfoo",
+		"application/connect+foo", "application/foo", "application/json+foo; charset=utf-8",
+	} {
+		for way, c := range s.httpClients(t) {
+			if r := postAs(t, c, "UnaryCall", refused, empty); r.StatusCode != http.StatusUnsupportedMediaType {
+				t.Errorf("POST of %q over %s = %s, want 415", refused, way, r.Status)
+			}
+		}
+	}
+}
+
+// postAs sends a request with a raw content-type and body, and reads the response to its end.
+func postAs(t *testing.T, c httpClient, method, contentType string, body []byte) *http.Response {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+testPath+method, bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = http.Header{"Content-Type": {contentType}, "Te": {"trailers"}}
+	response, err := c.Do(r)
+	if err != nil {
+		t.Fatalf("POST of %q = %v", contentType, err)
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		t.Fatalf("POST of %q = %v", contentType, err)
+	}
+	return response
 }
 
 // TestMaxMessage checks over every protocol that the limit applies to requests, not to responses.

@@ -18,27 +18,39 @@ const (
 	gzipEncoding    = "gzip"
 )
 
-// isGRPC reports whether contentType is application/grpc, with or without +codec and parameters. It returns false for
-// gRPC-Web.
-func isGRPC(contentType string) bool { return isOf(contentType, grpcContentType) }
-
-// isOf reports whether contentType is the given type, with or without +codec and parameters.
-func isOf(contentType, given string) bool {
-	rest, ok := strings.CutPrefix(contentType, given)
-	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+// MediaType returns the media type of a request or response: its Content-Type in lower case and without parameters (RFC
+// 9110, 8.3.1). No protocol that the package serves defines a parameter, and JSON is always UTF-8 (RFC 8259, 8.1).
+func MediaType(header http.Header) string {
+	media, _, _ := strings.Cut(firstValue(header, "Content-Type"), ";")
+	return strings.ToLower(strings.TrimSpace(media))
 }
 
-func isJSON(contentType string) bool { return strings.HasPrefix(contentType, grpcContentType+"+json") }
+// isGRPC reports whether media is application/grpc, with or without +codec. It returns false for gRPC-Web.
+func isGRPC(media string) bool { return isOf(media, grpcContentType) }
+
+// isOf reports whether media is the given type, with or without +codec.
+func isOf(media, given string) bool {
+	rest, ok := strings.CutPrefix(media, given)
+	return ok && (rest == "" || rest[0] == '+')
+}
+
+// IsGRPCFamily reports whether media is gRPC or gRPC-Web, so that a response has a gRPC status.
+func IsGRPCFamily(media string) bool {
+	return isGRPC(media) || isOf(media, webContentType) || isOf(media, webTextContentType)
+}
+
+// isProto reports whether media is gRPC with protobuf's binary encoding, the default.
+func isProto(media string) bool { return media == grpcContentType || media == grpcContentType+"+proto" }
 
 // serveGRPC serves one gRPC request over HTTP/2 or HTTP/3.
-func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpoint, contentType string) {
+func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpoint, media string) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
 		http.Error(w, "gRPC requests are POST", http.StatusMethodNotAllowed)
 		return
 	}
 	header := w.Header()
-	header["Content-Type"] = []string{contentType}
+	header["Content-Type"] = []string{media}
 	header["Date"] = nil // gRPC does not define it (PROTOCOL-HTTP2.md, "Response-Headers"), and omitting it saves time
 	c := &grpcCall{
 		request: r, writer: w, stats: e.stats, max: h.MaxMessageBytes,

@@ -16,8 +16,8 @@ import (
 )
 
 // isStream reports whether a request body is a stream of messages: any gRPC-Web request, or a stream of Connect.
-func isStream(contentType string) bool {
-	return strings.HasPrefix(contentType, webContentType) || strings.HasPrefix(contentType, "application/connect+")
+func isStream(media string) bool {
+	return strings.HasPrefix(media, webContentType) || strings.HasPrefix(media, "application/connect+")
 }
 
 // Ahead bounds what HalfDuplex reads before a response begins.
@@ -53,7 +53,7 @@ const AheadMemory = 64 << 20
 // done says that nobody will read the request any more. Call it at the latest when the handler returns. HalfDuplex returns w and r if r is not a stream over
 // HTTP/1.1.
 func HalfDuplex(w http.ResponseWriter, r *http.Request, a Ahead) (_ http.ResponseWriter, _ *http.Request, done func()) {
-	if r.ProtoMajor != 1 || r.Method != http.MethodPost || !isStream(firstValue(r.Header, "Content-Type")) {
+	if r.ProtoMajor != 1 || r.Method != http.MethodPost || !isStream(MediaType(r.Header)) {
 		return w, r, func() {}
 	}
 	a.Wait = min(a.Wait, clientTimeout(r.Header))

@@ -110,41 +110,41 @@ func (h *grpcHandler) add(e *endpoint) {
 }
 
 func (h *grpcHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	contentType := firstValue(r.Header, "Content-Type")
-	grpc := isGRPC(contentType)
+	media := MediaType(r.Header)
+	grpc := isGRPC(media)
 	if grpc && r.ProtoMajor < 2 {
 		http.Error(w, "gRPC needs HTTP/2 or HTTP/3; gRPC-Web and Connect are served over HTTP/1.1", http.StatusHTTPVersionNotSupported)
 		return
 	}
-	if isOf(contentType, webTextContentType) {
-		text, decoded := webText(w, r)
+	if isOf(media, webTextContentType) {
+		text, decoded := webText(w, r, media)
 		defer text.finish()
-		w, r, contentType = text, decoded, decoded.Header.Get("Content-Type")
+		w, r, media = text, decoded, MediaType(decoded.Header)
 	}
 	e := h.endpoints[r.URL.Path]
 	switch {
 	case e == nil && h.Files != nil && strings.HasPrefix(r.URL.Path, reflectionPrefix):
-		h.serveConnect(w, r, h.reflection())
+		h.serveConnect(w, r, media, h.reflection())
 	case e == nil:
-		h.unknownMethod(w, r, contentType)
-	case grpc && !isJSON(contentType):
-		h.serveGRPC(w, r, e, contentType)
+		h.unknownMethod(w, r, media)
+	case isProto(media):
+		h.serveGRPC(w, r, e, media)
 	default:
 		if e.timeout > 0 {
 			ctx, cancel := context.WithTimeout(r.Context(), e.timeout)
 			defer cancel()
 			r = r.WithContext(ctx)
 		}
-		h.serveConnect(w, r, e.connect())
+		h.serveConnect(w, r, media, e.connect())
 	}
 }
 
 // unknownMethod answers a request to a method that the component does not serve.
-func (h *grpcHandler) unknownMethod(w http.ResponseWriter, r *http.Request, contentType string) {
+func (h *grpcHandler) unknownMethod(w http.ResponseWriter, r *http.Request, media string) {
 	status := Errorf(codes.Unimplemented, "unknown method %s", r.URL.Path)
-	if strings.HasPrefix(contentType, grpcContentType) { // gRPC-Web clients also read the status from the header
+	if IsGRPCFamily(media) { // gRPC-Web clients also read the status from the header
 		header := w.Header()
-		header["Content-Type"] = []string{contentType}
+		header["Content-Type"] = []string{media}
 		status.addTo(header, "")
 		w.WriteHeader(http.StatusOK)
 		return

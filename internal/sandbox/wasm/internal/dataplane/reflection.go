@@ -25,7 +25,7 @@ func (h *grpcHandler) newReflection() http.Handler {
 	mux.Handle(grpcreflect.NewHandlerV1(reflector))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		h.unknownMethod(w, r, firstValue(r.Header, "Content-Type"))
+		h.unknownMethod(w, r, MediaType(r.Header))
 	})
 	return mux
 }

@@ -311,6 +311,7 @@ func TestConnectGet(t *testing.T) {
 		contains      string
 	}{
 		"JSON":            {"UnaryCall", "connect=v1&encoding=json&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
+		"JSON in UTF-8":   {"UnaryCall", "connect=v1&encoding=" + url.QueryEscape("json; charset=utf-8") + "&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
 		"no version":      {"UnaryCall", "encoding=json&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
 		"base64":          {"UnaryCall", "connect=v1&encoding=proto&base64=1&message=" + base64.RawURLEncoding.EncodeToString(binary), http.StatusOK, "hello"},
 		"padded base64":   {"UnaryCall", "connect=v1&encoding=proto&base64=1&message=" + url.QueryEscape(base64.URLEncoding.EncodeToString(binary)), http.StatusOK, "hello"},

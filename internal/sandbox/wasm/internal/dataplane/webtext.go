@@ -21,11 +21,10 @@ const (
 // webText converts a gRPC-Web request from and its response to the text format, which is the binary format in base64
 // (grpc/doc/PROTOCOL-WEB.md, "Protocol differences vs gRPC over HTTP2"). The caller must call finish on the writer at
 // the end.
-func webText(w http.ResponseWriter, r *http.Request) (*webTextWriter, *http.Request) {
+func webText(w http.ResponseWriter, r *http.Request, media string) (*webTextWriter, *http.Request) {
 	r = r.WithContext(r.Context()) // a copy
 	r.Header = r.Header.Clone()
-	contentType, _, _ := strings.Cut(firstValue(r.Header, "Content-Type"), ";")
-	r.Header["Content-Type"] = []string{webContentType + strings.TrimPrefix(contentType, webTextContentType)}
+	r.Header["Content-Type"] = []string{webContentType + strings.TrimPrefix(media, webTextContentType)}
 	r.ContentLength = -1
 	r.Body = &webTextReader{ReadCloser: r.Body}
 	text := &webTextWriter{}

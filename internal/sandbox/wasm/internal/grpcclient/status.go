@@ -43,8 +43,7 @@ func checkResponse(r *http.Response) *dataplane.Status {
 		}
 		return dataplane.Errorf(code, "unexpected HTTP status code received from server: %d (%s)", r.StatusCode, http.StatusText(r.StatusCode))
 	}
-	got := strings.ToLower(r.Header.Get("Content-Type"))
-	if rest, ok := strings.CutPrefix(got, contentType); !ok || rest != "" && rest[0] != '+' && rest[0] != ';' {
+	if got := dataplane.MediaType(r.Header); got != contentType && !strings.HasPrefix(got, contentType+"+") {
 		return dataplane.Errorf(codes.Unknown, "the server answered with the content-type %.100q, which is not gRPC's", got)
 	}
 	if encoding := r.Header.Get("Grpc-Encoding"); encoding != "" && encoding != "identity" {

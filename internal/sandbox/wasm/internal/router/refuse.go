@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
 // refusal is an error that the router itself responds with.
@@ -34,12 +36,12 @@ func refuse(w http.ResponseWriter, req *http.Request, err error) {
 	if !ok {
 		r = &refusal{http.StatusBadGateway, err.Error()}
 	}
-	contentType := req.Header.Get("Content-Type")
-	if !strings.HasPrefix(contentType, "application/grpc") {
+	media := dataplane.MediaType(req.Header)
+	if !dataplane.IsGRPCFamily(media) {
 		http.Error(w, r.message, r.status)
 		return
 	}
-	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("Content-Type", media)
 	w.Header().Set("Grpc-Status", strconv.Itoa(int(r.code())))
 	w.Header().Set("Grpc-Message", strings.ReplaceAll(r.message, "%", "%25")) // nothing else to encode: names in the message are ASCII or quoted
 	w.WriteHeader(http.StatusOK)
