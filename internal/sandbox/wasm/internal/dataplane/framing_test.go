@@ -8,8 +8,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -196,7 +198,7 @@ func TestMediaTypes(t *testing.T) {
 			for _, given := range []string{
 				test.media, test.media + "; charset=utf-8", test.media + ";charset=UTF-8", test.media + " ; charset=\"utf-8\"; v=1", strings.ToUpper(test.media),
 			} {
-				r := postAs(t, c, test.method, given, test.body)
+				r := postAs(t, c, test.method, given, test.body, nil)
 				if got := r.Header.Get("Content-Type"); r.StatusCode != http.StatusOK || got != test.media {
 					t.Errorf("POST of %q over %s = %s %q, want 200 %q", given, way, r.Status, got, test.media)
 				}
@@ -213,7 +215,7 @@ func TestMediaTypes(t *testing.T) {
 		"application/connect+foo", "application/foo", "application/json+foo; charset=utf-8",
 	} {
 		for way, c := range s.httpClients(t) {
-			if r := postAs(t, c, "UnaryCall", refused, empty); r.StatusCode != http.StatusUnsupportedMediaType {
+			if r := postAs(t, c, "UnaryCall", refused, empty, nil); r.StatusCode != http.StatusUnsupportedMediaType {
 				t.Errorf("POST of %q over %s = %s, want 415", refused, way, r.Status)
 			}
 		}
@@ -221,13 +223,14 @@ func TestMediaTypes(t *testing.T) {
 }
 
 // postAs sends a request with a raw content-type and body, and reads the response to its end.
-func postAs(t *testing.T, c httpClient, method, contentType string, body []byte) *http.Response {
+func postAs(t *testing.T, c httpClient, method, contentType string, body []byte, header http.Header) *http.Response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+testPath+method, bytes.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Header = http.Header{"Content-Type": {contentType}, "Te": {"trailers"}}
+	maps.Copy(r.Header, header)
 	response, err := c.Do(r)
 	if err != nil {
 		t.Fatalf("POST of %q = %v", contentType, err)
@@ -330,6 +333,32 @@ func TestPercentEncode(t *testing.T) {
 	for in, want := range map[string]string{"": "", "plain text ~": "plain text ~", "100 %": "100 %25", "ü\n": "%C3%BC%0A", "\x7f\xff": "%7F%FF"} {
 		if got := percentEncode(in); got != want {
 			t.Errorf("percentEncode(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// TestEchoedMetadata checks over every protocol that a component can send on all metadata that it gets, whatever HTTP
+// allows in the client's header.
+func TestEchoedMetadata(t *testing.T) {
+	s := startServer(t, &echo{})
+	clients := s.httpClients(t)
+	clients["http1"] = s.http1(t)
+	for way, c := range clients {
+		for media, body := range map[string][]byte{"application/json": []byte("{}"), "application/grpc": framed(0, nil), "application/grpc-web": framed(0, nil)} {
+			if way == "http1" && media == "application/grpc" {
+				continue
+			}
+			r := postAs(t, c, "UnaryCall", media, body, http.Header{
+				"Echo-Tab": {"a\tb"}, "Echo-High": {"S\u00e3o Paulo"}, "Echo-Latin": {"\xff"}, "Echo-X!y": {"1"}, "Echo-Empty": {""},
+				"Echo-Both": {"\x80", "good"}, "Echo-Raw-Bin": {"\xff", "AAE"},
+			})
+			for key, want := range map[string][]string{
+				"Echo-Tab": {"a b"}, "Echo-High": nil, "Echo-Latin": nil, "Echo-X!y": nil, "Echo-Empty": {""}, "Echo-Both": {"good"}, "Echo-Raw-Bin": {"AAE"},
+			} {
+				if got := r.Header[key]; r.StatusCode != http.StatusOK || !slices.Equal(got, want) {
+					t.Errorf("%s over %s: %s, %s = %q, want %q", media, way, r.Status, key, got, want)
+				}
+			}
 		}
 	}
 }

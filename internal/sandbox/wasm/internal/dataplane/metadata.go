@@ -45,16 +45,17 @@ const (
 )
 
 // Metadata returns a request's header as gRPC metadata. Keys are in lower case, and the values of "-bin" keys are
-// decoded. Metadata omits reserved fields (content-type, te, grpc-timeout …), "-bin" values that are not base64, and all
-// "-bin" lists if they exceed maxListed.
+// decoded. HTTP allows more than gRPC: a tab in a value becomes a space, and Metadata omits the fields and values that
+// SetMetadata refuses, so that a component can send on what it gets. It also omits "-bin" values that are not base64, and
+// all "-bin" lists if they exceed maxListed.
 func Metadata(header http.Header) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		lists := listed(header) <= maxListed
 		for name, values := range header {
-			if isReserved(name) {
+			key := strings.ToLower(name)
+			if isReserved(name) || !validKey(key) {
 				continue
 			}
-			key := strings.ToLower(name)
 			for _, v := range values {
 				if !lists && isList(key, v) {
 					continue
@@ -86,7 +87,8 @@ func listed(header http.Header) (n int) {
 // can contain a comma-separated list (PROTOCOL-HTTP2.md, "Custom-Metadata").
 func yieldValues(key, v string, yield func(string, []byte) bool) bool {
 	if !strings.HasSuffix(key, "-bin") {
-		return yield(key, []byte(v))
+		v = strings.Trim(strings.ReplaceAll(v, "\t", " "), " ")
+		return unprintable(v) >= 0 || yield(key, []byte(v))
 	}
 	for part := range strings.SplitSeq(v, ",") {
 		part = strings.TrimRight(strings.TrimSpace(part), "=")
@@ -97,8 +99,9 @@ func yieldValues(key, v string, yield func(string, []byte) bool) bool {
 	return true
 }
 
-// SetMetadata adds an entry of gRPC metadata to a response's header or trailer. It encodes "-bin" values. It returns
-// errdefs.ErrInvalidArgument if the key or value is invalid, or if the key is reserved.
+// SetMetadata adds an entry of gRPC metadata to a response's header or trailer. It encodes "-bin" values, and removes
+// spaces around others, which HTTP/2 forbids (RFC 9113, 8.2.1). It returns errdefs.ErrInvalidArgument if the key or value
+// is invalid, or if the key is reserved.
 func SetMetadata(header http.Header, key string, value []byte) error {
 	if !validKey(key) {
 		return fmt.Errorf("metadata key %q: only lower-case letters, digits, '-', '_' and '.' are allowed: %w",
@@ -112,14 +115,23 @@ func SetMetadata(header http.Header, key string, value []byte) error {
 		header[name] = append(header[name], base64.RawStdEncoding.EncodeToString(value))
 		return nil
 	}
-	for _, c := range value {
-		if c < ' ' || c > '~' {
-			return fmt.Errorf("metadata %q: byte 0x%02x is not printable ASCII; use a key that ends in -bin: %w",
-				key, c, errdefs.ErrInvalidArgument)
+	text := string(value)
+	if i := unprintable(text); i >= 0 {
+		return fmt.Errorf("metadata %q: byte 0x%02x is not printable ASCII; use a key that ends in -bin: %w",
+			key, text[i], errdefs.ErrInvalidArgument)
+	}
+	header[name] = append(header[name], strings.Trim(text, " "))
+	return nil
+}
+
+// unprintable returns the index of the first byte that the ASCII-Value of PROTOCOL-HTTP2.md does not allow, or -1.
+func unprintable(value string) int {
+	for i := range len(value) {
+		if c := value[i]; c < ' ' || c > '~' {
+			return i
 		}
 	}
-	header[name] = append(header[name], string(value))
-	return nil
+	return -1
 }
 
 // validKey reports whether key is a valid Header-Name according to PROTOCOL-HTTP2.md.

@@ -73,7 +73,7 @@ func TestRawMalformedAnswers(t *testing.T) {
 		"endless-receive":       {codes.DeadlineExceeded, ""},
 		"endless-loop":          {codes.DeadlineExceeded, ""},
 		"endless-header":        {codes.ResourceExhausted, "limits"},
-		"header-reserved":       {codes.Internal, "trapped: host function failed"},
+		"header-reserved":       {codes.Internal, `the component's response: metadata key "grpc-status" is reserved`},
 		"trap":                  {codes.Internal, "trapped: unreachable"},
 		"exit":                  {codes.Internal, "exited"},
 		"memory":                {codes.ResourceExhausted, "memory"},

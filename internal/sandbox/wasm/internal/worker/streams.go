@@ -46,7 +46,8 @@ type grpcCall struct {
 	out, reply []byte
 	sent       bool // the header has been sent; later header metadata goes into the trailer
 	metadata   int  // bytes of metadata that the guest has set
-	// status is the first error from receiving, decoding or sending a message. It overrides the guest's result.
+	// status is the first error from receiving, decoding or sending a message, or from setting metadata. It overrides the
+	// guest's result.
 	status *dataplane.Status
 	raw    rawCall // in the raw world
 	// outgoing are the guest's calls to other servers, in the raw world.
@@ -126,8 +127,8 @@ func withCall(f hostFunc) func(*engine.HostCall, []byte) ([]byte, error) {
 	}
 }
 
-// metadataFunc returns the host function set-header or set-trailer. Invalid metadata ends the guest, because these
-// functions cannot return an error.
+// metadataFunc returns the host function set-header or set-trailer. These functions cannot return an error, so invalid
+// metadata fails the call when the guest has returned, as in grpc-go with INTERNAL.
 func metadataFunc(name string, to func(*grpcCall) http.Header) engine.HostFunc {
 	return engine.HostFunc{
 		Interface: protowit.ResponseInterface, Name: name, Params: []*wit.Type{protowit.EntryType},
@@ -142,9 +143,12 @@ func metadataFunc(name string, to func(*grpcCall) http.Header) engine.HostFunc {
 				return nil, r.Err()
 			}
 			if c.metadata += len(entry.Key) + len(entry.Value) + entryOverhead; c.metadata > maxMetadata {
-				return nil, errMetadata
+				return nil, errMetadata // a trap, because the guest may never stop
 			}
-			return nil, dataplane.SetMetadata(to(c), entry.Key, entry.Value)
+			if err := dataplane.SetMetadata(to(c), entry.Key, entry.Value); err != nil {
+				c.override(dataplane.Errorf(codes.Internal, "the component's response: %v", err))
+			}
+			return nil, nil
 		},
 	}
 }
@@ -190,6 +194,13 @@ func send(m *protowit.Message) hostFunc {
 	}
 }
 
+// override makes st the call's status, whatever the guest returns. The first one counts.
+func (c *grpcCall) override(st *dataplane.Status) {
+	if c.status == nil {
+		c.status = st
+	}
+}
+
 // fail records err as the call's status, unless the call was canceled, and returns err as the encoded result
 // error(status).
 func (c *grpcCall) fail(err error) []byte {
@@ -197,8 +208,8 @@ func (c *grpcCall) fail(err error) []byte {
 	if !ok {
 		st = dataplane.Errorf(codes.Canceled, "%v", err)
 	}
-	if st.Code != codes.Canceled && c.status == nil {
-		c.status = st
+	if st.Code != codes.Canceled {
+		c.override(st)
 	}
 	return keep(&c.reply, protowit.AppendStatus(wit.AppendCase(c.reply[:0], resultErr), rawStatus(st)))
 }
