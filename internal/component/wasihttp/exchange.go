@@ -70,7 +70,7 @@ func (x *exchange) requestBody() wasi.Input {
 // begin writes the header of the response. The guest's headers cannot contain fields that belong to the server.
 func (x *exchange) begin(response *outgoingResponse) {
 	x.begun, x.out = true, response.body
-	copyTo(response.headers.list, x.w.Header(), "")
+	x.copyHeader(response.headers.list)
 	if x.w.Header()["Content-Type"] == nil {
 		x.w.Header()["Content-Type"] = nil // keeps net/http from guessing the type
 	}
@@ -88,6 +88,12 @@ func (x *exchange) begin(response *outgoingResponse) {
 	if x.out.finished {
 		_ = x.finish(nil, x.out, x.out.takeLate()) // if the length is wrong, the response stays unfinished
 	}
+}
+
+// copyHeader adds fields to the header of the response, except te, which only requests have (RFC 9110, 10.1.4).
+func (x *exchange) copyHeader(list []field) {
+	copyTo(list, x.w.Header(), "")
+	x.w.Header().Del("Te")
 }
 
 // end ends the exchange, and waits for all background work. The parameter err is the error of the guest's handle

@@ -98,8 +98,17 @@ func (f *fields) Close() error {
 // forbiddenNames are the names of the fields that only the server may set. Some of them belong to the connection (RFC
 // 9110, 7.6.1).
 var forbiddenNames = []string{
-	"connection", "host", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+	"connection", "host", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
 	"transfer-encoding", "upgrade",
+}
+
+// isForbidden reports whether only the server may set a field to one of the values. The field te may have the value
+// trailers, which gRPC needs and which is the only one in HTTP/2 (RFC 9113, 8.2.2).
+func isForbidden(name string, values ...string) bool {
+	if name = strings.ToLower(name); name == "te" {
+		return slices.ContainsFunc(values, func(v string) bool { return v != "trailers" })
+	}
+	return slices.Contains(forbiddenNames, name)
 }
 
 // fieldsOf returns the fields of an http.Header, except forbidden ones, sorted by name.
@@ -110,12 +119,10 @@ func fieldsOf(header http.Header) (list []field) {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		lower := strings.ToLower(name)
-		if slices.Contains(forbiddenNames, lower) {
-			continue
-		}
 		for _, v := range header[name] {
-			list = append(list, field{lower, v})
+			if !isForbidden(name, v) {
+				list = append(list, field{strings.ToLower(name), v})
+			}
 		}
 	}
 	return list
@@ -128,7 +135,7 @@ func (f *fields) check(name string, values ...string) int {
 		return immutable
 	case !httpguts.ValidHeaderFieldName(name):
 		return invalidSyntax
-	case slices.Contains(forbiddenNames, strings.ToLower(name)):
+	case isForbidden(name, values...):
 		return forbidden
 	}
 	size := f.size

@@ -1,6 +1,8 @@
 package wasihttp
 
 import (
+	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,6 +61,26 @@ func TestFieldsThatAreRefused(t *testing.T) {
 				t.Errorf("%s of %q: %.20q was not refused with error %d", what, c.name, c.value, c.code)
 			}
 		}
+	}
+}
+
+// TestTrailersAreExpected: the field te can have the value trailers and no other one, in both directions.
+func TestTrailersAreExpected(t *testing.T) {
+	g := newGuest(t)
+	f := g.fields("te", "trailers")
+	g.ok(g.call(types, "[method]fields.set", u32(f), str("TE"), u32(1), str("trailers")))
+	for _, v := range []string{"gzip", "trailers, gzip", "trailers;q=1", ""} {
+		if r := g.call(types, "[method]fields.append", u32(f), str("te"), str(v)); isOK(r) || r.U32() != forbidden {
+			t.Errorf("append of te: %q was not refused", v)
+		}
+		if r := g.call(types, "[method]fields.set", u32(f), str("te"), u32(2), str("trailers"), str(v)); isOK(r) || r.U32() != forbidden {
+			t.Errorf("set of te: trailers and %q was not refused", v)
+		}
+	}
+	g.ok(g.call(types, "[method]fields.delete", u32(f), str("te")))
+	got := fieldsOf(http.Header{"Te": {"gzip", "trailers"}, "Connection": {"TE"}, "X": {"1"}})
+	if want := []field{{"te", "trailers"}, {"x", "1"}}; !slices.Equal(got, want) {
+		t.Errorf("fields of an incoming header = %v, want %v", got, want)
 	}
 }
 

@@ -278,6 +278,9 @@ func (q *outgoingRequest) build() (*http.Request, *CodeError) {
 		r.ContentLength = 0
 	}
 	r.Header.Del("Content-Length") // net/http writes it
+	if r.Header["Te"] != nil && target.Scheme == "http" {
+		r.Header["Connection"] = []string{"te"} // HTTP/1.1 needs it (RFC 9110, 10.1.4), and HTTP/2 forbids it
+	}
 	return r, nil
 }
 

@@ -148,7 +148,8 @@ func versions(t *testing.T, test func(t *testing.T, h2 bool)) {
 func TestOutgoingRequest(t *testing.T) {
 	versions(t, func(t *testing.T, h2 bool) {
 		server := target(t, h2, func(w http.ResponseWriter, r *http.Request) {
-			if r.ProtoMajor == 2 != h2 || r.UserAgent() != "" || r.Header.Get("X-One") != "1" || r.Host != r.Header.Get("X-Host") {
+			if r.ProtoMajor == 2 != h2 || r.UserAgent() != "" || r.Header.Get("X-One") != "1" || r.Host != r.Header.Get("X-Host") ||
+				r.Header.Get("Te") != "trailers" || !h2 && r.Header.Get("Connection") != "te" {
 				t.Errorf("the server got %s with %v", r.Proto, r.Header)
 			}
 			w.Header().Set("X-Answer", "yes")
@@ -157,7 +158,7 @@ func TestOutgoingRequest(t *testing.T) {
 		})
 		g := caller(t, transportTo(t, server))
 		for range 3 {
-			status, body, code := g.fetch(server.URL+"/a%20path?q=1", "x-one", "1", "x-host", server.Listener.Addr().String())
+			status, body, code := g.fetch(server.URL+"/a%20path?q=1", "x-one", "1", "te", "trailers", "x-host", server.Listener.Addr().String())
 			if status != http.StatusTeapot || body != "GET /a%20path?q=1" || code != "" {
 				t.Errorf("fetch() = %d, %q, %s", status, body, code)
 			}

@@ -78,7 +78,7 @@ func TestRequestReachesTheGuest(t *testing.T) {
 			scheme.Option()
 			path.Option()
 			authority.Option()
-			body := g.respond(out, 203, "content-type", "text/x", "x-two", "1", "x-two", "2")
+			body := g.respond(out, 203, "content-type", "text/x", "te", "trailers", "x-two", "1", "x-two", "2")
 			g.write(g.stream(body), fmt.Sprintf("%d %d %s %s %s", m, scheme.U32(), path.String(), authority.String(), strings.Join(list, " ")))
 			if !g.finish(body) {
 				g.t.Error("outgoing-body.finish failed")
@@ -89,17 +89,17 @@ func TestRequestReachesTheGuest(t *testing.T) {
 			}
 		})
 		r := request(t, "DELETE", server.URL+"/a%20b?c=d", nil)
-		r.Header = http.Header{"X-Name": {"one", "two"}, "User-Agent": {"test"}, "Accept-Encoding": {"identity"}}
+		r.Header = http.Header{"X-Name": {"one", "two"}, "User-Agent": {"test"}, "Accept-Encoding": {"identity"}, "Te": {"trailers"}}
 		resp, got := do(t, server, r)
 		scheme := 0
 		if h2 {
 			scheme = 1
 		}
-		if want := fmt.Sprintf("4 %d /a%%20b?c=d %s accept-encoding=identity user-agent=test x-name=one x-name=two", scheme, server.Listener.Addr()); got != want {
+		if want := fmt.Sprintf("4 %d /a%%20b?c=d %s accept-encoding=identity te=trailers user-agent=test x-name=one x-name=two", scheme, server.Listener.Addr()); got != want {
 			t.Errorf("the guest saw\n%s\nwant\n%s", got, want)
 		}
-		if resp.StatusCode != 203 || resp.Header.Get("Content-Type") != "text/x" || len(resp.Header["X-Two"]) != 2 {
-			t.Errorf("got status %d and header %v, want 203, Content-Type text/x and two values of X-Two", resp.StatusCode, resp.Header)
+		if resp.StatusCode != 203 || resp.Header.Get("Content-Type") != "text/x" || len(resp.Header["X-Two"]) != 2 || resp.Header["Te"] != nil {
+			t.Errorf("got status %d and header %v, want 203, Content-Type text/x, two values of X-Two and no TE", resp.StatusCode, resp.Header)
 		}
 		// -1: the guest's first write was sent before it finished the body.
 		if resp.ContentLength != -1 && resp.ContentLength != int64(len(got)) {

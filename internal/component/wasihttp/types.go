@@ -288,7 +288,7 @@ func sendInformational(c *wasi.Call, p *outparam) error {
 		return nil
 	}
 	servers := p.w.Header().Clone()
-	copyTo(headers.list, p.w.Header(), "")
+	p.copyHeader(headers.list)
 	p.w.WriteHeader(status)
 	clear(p.w.Header())
 	maps.Copy(p.w.Header(), servers)
