@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/textproto"
 	"strconv"
 
 	"github.com/tripod-run/tripod/internal/component/wasi"
@@ -186,15 +187,17 @@ func (e *earlyOutput) Through(p []byte) (bool, error) {
 	return true, e.Write(p)
 }
 
-// contentLength returns the body length that the guest declares, or -1 if it declares none.
-func (f *fields) contentLength() int64 {
-	values := f.get("content-length")
-	if len(values) != 1 {
-		return -1
+// contentLength returns the body length that the guest declares, or -1 if it declares none. It returns false if the
+// guest declares different lengths, or something else than a length: recipients could disagree about where such a body
+// ends (RFC 9112, 6.3).
+func (f *fields) contentLength() (int64, bool) {
+	length := int64(-1)
+	for _, v := range f.get("content-length") {
+		n, err := strconv.ParseUint(textproto.TrimString(v), 10, 63)
+		if err != nil || length >= 0 && int64(n) != length {
+			return -1, false
+		}
+		length = int64(n)
 	}
-	n, err := strconv.ParseInt(values[0], 10, 64)
-	if err != nil || n < 0 {
-		return -1
-	}
-	return n
+	return length, true
 }

@@ -341,15 +341,20 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// announced returns the trailers that the field "trailer" of a header announces, without values.
-func announced(header http.Header) http.Header {
-	trailers := http.Header{}
+// announced returns the trailers that the field "trailer" of a header announces, without values. It returns false if one
+// of them is no name.
+func announced(header http.Header) (trailers http.Header, ok bool) {
+	trailers = http.Header{}
 	for _, list := range header["Trailer"] {
 		for name := range strings.SplitSeq(list, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); httpguts.ValidTrailerHeader(name) {
+			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
+			if name != "" && !httpguts.ValidHeaderFieldName(name) { // lists can have empty elements (RFC 9110, 5.6.1)
+				return nil, false
+			}
+			if httpguts.ValidTrailerHeader(name) && name != "" {
 				trailers[name] = nil
 			}
 		}
 	}
-	return trailers
+	return trailers, true
 }

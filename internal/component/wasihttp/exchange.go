@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -68,9 +69,18 @@ func (x *exchange) requestBody() wasi.Input {
 }
 
 // begin writes the header of the response. The guest's headers cannot contain fields that belong to the server.
+// If its length is not clear, the answer is an error instead.
 func (x *exchange) begin(response *outgoingResponse) {
+	length, ok := response.headers.contentLength()
+	if !ok {
+		x.failed = internalError("the response has content-lengths that differ or are no numbers")
+		return
+	}
 	x.begun, x.out = true, response.body
 	x.copyHeader(response.headers.list)
+	if length >= 0 {
+		x.w.Header()["Content-Length"] = []string{strconv.FormatInt(length, 10)} // once
+	}
 	if x.w.Header()["Content-Type"] == nil {
 		x.w.Header()["Content-Type"] = nil // keeps net/http from guessing the type
 	}
@@ -79,7 +89,7 @@ func (x *exchange) begin(response *outgoingResponse) {
 		x.over = true
 		return
 	}
-	x.out.open(x, x.control.Flush, x.state.Wake, response.headers.contentLength())
+	x.out.open(x, x.control.Flush, x.state.Wake, length)
 	x.out.stream.Flush() // sends the header even if the guest writes the body much later
 	x.writing.Store(true)
 	if x.r.Context().Err() != nil {

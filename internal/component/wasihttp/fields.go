@@ -180,12 +180,12 @@ func (f *fields) get(name string) []string {
 	return values
 }
 
-// copyTo adds fields to an http.Header. It puts the given prefix before each name; the names of trailers need a
-// prefix.
+// copyTo adds fields to an http.Header, without the spaces around values, which HTTP/2 forbids (RFC 9113, 8.2.1). It puts
+// the given prefix before each name; the names of trailers need a prefix.
 func copyTo(list []field, header http.Header, prefix string) {
 	for _, x := range list {
 		name := prefix + textproto.CanonicalMIMEHeaderKey(x.name)
-		header[name] = append(header[name], x.value)
+		header[name] = append(header[name], textproto.TrimString(x.value))
 	}
 }
 

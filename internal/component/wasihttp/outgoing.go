@@ -3,6 +3,7 @@ package wasihttp
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -262,10 +263,17 @@ func (q *outgoingRequest) build() (*http.Request, *CodeError) {
 	if _, err := url.Parse(target.Scheme + "://" + target.Host); err != nil {
 		return invalid("HTTP-request-URI-invalid")
 	}
-	target.Path, target.RawPath, target.RawQuery, target.ForceQuery = parsed.Path, parsed.RawPath, parsed.RawQuery, parsed.ForceQuery
-	r := &http.Request{Method: method, URL: &target, Host: target.Host, Header: http.Header{}, ContentLength: q.headers.contentLength()}
+	target.Path, target.RawPath, target.RawQuery, target.ForceQuery = parsed.Path, parsed.RawPath, escapeQuery(parsed.RawQuery), parsed.ForceQuery
+	length, ok := q.headers.contentLength()
+	if !ok {
+		return invalid("HTTP-protocol-error")
+	}
+	r := &http.Request{Method: method, URL: &target, Host: target.Host, Header: http.Header{}, ContentLength: length}
 	copyTo(q.headers.list, r.Header, "")
-	if r.Trailer = announced(r.Header); len(r.Trailer) > 0 {
+	if r.Trailer, ok = announced(r.Header); !ok {
+		return invalid("HTTP-protocol-error")
+	}
+	if len(r.Trailer) > 0 {
 		r.ContentLength = -1 // only a body of unknown length can have trailers
 	}
 	if r.Header["User-Agent"] == nil {
@@ -277,12 +285,33 @@ func (q *outgoingRequest) build() (*http.Request, *CodeError) {
 		}
 		r.ContentLength = 0
 	}
-	r.Header.Del("Content-Length") // net/http writes it
+	r.Header.Del("Content-Length") // net/http writes it, and announces r.Trailer
+	r.Header.Del("Trailer")
 	if r.Header["Te"] != nil && target.Scheme == "http" {
 		r.Header["Connection"] = []string{"te"} // HTTP/1.1 needs it (RFC 9110, 10.1.4), and HTTP/2 forbids it
 	}
 	return r, nil
 }
+
+// escapeQuery escapes the bytes that a query cannot contain (RFC 3986, 3.4), and the percent signs that begin no escape.
+// net/http escapes paths, but not queries: a space would end the target of a request over HTTP/1.1.
+func escapeQuery(query string) string {
+	var b strings.Builder
+	for i := range len(query) {
+		if c := query[i]; isQueryByte(c) || c == '%' && i+2 < len(query) && isHex(query[i+1]) && isHex(query[i+2]) {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
+}
+
+func isQueryByte(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || strings.IndexByte("-._~!$&'()*+,;=:@/?", c) >= 0
+}
+
+func isHex(c byte) bool { return c >= '0' && c <= '9' || c|0x20 >= 'a' && c|0x20 <= 'f' }
 
 // maxPath bounds the path and query of a request, in bytes.
 const maxPath = 64 << 10

@@ -470,6 +470,66 @@ func TestOutgoingInvalidRequests(t *testing.T) {
 	}
 }
 
+// TestOutgoingHeadersThatAreRefused: what servers could read in different ways is not sent.
+func TestOutgoingHeadersThatAreRefused(t *testing.T) {
+	g := caller(t, failing{errors.New("was sent")})
+	for _, headers := range [][]string{
+		{"content-length", "5", "content-length", "6"}, {"content-length", "5, 5"}, {"content-length", "-1"}, {"content-length", "+5"}, {"content-length", "five"},
+		{"content-length", ""}, {"trailer", "x-sum, bad name"}, {"trailer", "bad:name"}, {"trailer", "\u00e4"},
+	} {
+		q := g.request(post, "http://host/", headers...)
+		g.outBody(q)
+		if _, code := g.send(q); code != "HTTP-protocol-error" {
+			t.Errorf("a request with %q: %q, want HTTP-protocol-error", headers, code)
+		}
+	}
+}
+
+// TestOutgoingOnTheWire: whatever a guest sets is sent in the form that HTTP demands.
+func TestOutgoingOnTheWire(t *testing.T) {
+	versions(t, func(t *testing.T, h2 bool) {
+		server := target(t, h2, func(w http.ResponseWriter, r *http.Request) {
+			if got := r.Header["X-Spaces"]; len(got) != 1 || got[0] != "a b" {
+				t.Errorf("X-Spaces = %q, want it without spaces around it", got)
+			}
+			io.WriteString(w, r.RequestURI)
+		})
+		g := caller(t, transportTo(t, server))
+		for sent, want := range map[string]string{
+			"/?q=\u00e4": "/?q=%C3%A4", "/\u00e4?": "/%C3%A4?", "/?a b": "/?a%20b", "/?a=1 HTTP/1.1": "/?a=1%20HTTP/1.1", "/?a#b": "/?a%23b", "/?100%": "/?100%25",
+			"/?%zz%2": "/?%25zz%252", "/?%c3%A4": "/?%c3%A4", "/?\"<>[]^`{|}\\": "/?%22%3C%3E%5B%5D%5E%60%7B%7C%7D%5C", "/?q=-._~!$&'()*+,;=:@/?": "/?q=-._~!$&'()*+,;=:@/?",
+		} {
+			if status, body, code := g.fetch(server.URL+sent, "x-spaces", " a b\t"); status != http.StatusOK || body != want {
+				t.Errorf("fetch of %q = %d, %q, %s; want %q", sent, status, body, code, want)
+			}
+		}
+	})
+}
+
+// TestOutgoingSameLengths: a content-length that is declared twice counts once.
+func TestOutgoingSameLengths(t *testing.T) {
+	versions(t, func(t *testing.T, h2 bool) {
+		server := target(t, h2, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.ContentLength) })
+		g := caller(t, transportTo(t, server))
+		q := g.request(post, server.URL+"/", "content-length", "5", "content-length", "5")
+		body, stream := g.outBody(q)
+		future, code := g.send(q)
+		g.write(stream, "hello")
+		g.state.Drop(stream)
+		if code != "" || !g.finish(body) {
+			t.Fatalf("the request was refused: %s", code)
+		}
+		response, code := g.answer(future)
+		if code != "" {
+			t.Fatalf("the request failed: %s", code)
+		}
+		_, stream = g.incoming(response)
+		if got := g.readAll(stream); got != "5" {
+			t.Errorf("the server got a length of %s, want 5", got)
+		}
+	})
+}
+
 // TestOutgoingBodyLength: a body must have the length that its header says.
 func TestOutgoingBodyLength(t *testing.T) {
 	server := target(t, false, func(w http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) })

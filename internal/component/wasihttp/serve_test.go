@@ -333,6 +333,10 @@ func TestGuestsThatFail(t *testing.T) {
 				g.t.Error("finish accepted a body that is too short")
 			}
 		}, 0, ErrUnfinished},
+		"declares two lengths": {func(g *guest, _, out uint32) {
+			g.write(g.stream(g.respond(out, 200, "content-length", "4", "content-length", "5")), "some")
+		}, 500, nil},
+		"declares no number": {func(g *guest, _, out uint32) { g.finish(g.respond(out, 200, "content-length", "4, 4")) }, 500, nil},
 		"answers with an error": {func(g *guest, _, out uint32) {
 			g.call(types, "[static]response-outparam.set", u32(out), u32(1), u32(uint32(caseOf("HTTP-request-denied"))))
 		}, 403, nil},
