@@ -32,8 +32,6 @@ type Config struct {
 	Group *connlimit.Group
 	// Connections limits the TCP connections and, separately, the QUIC connections.
 	Connections connlimit.Config
-	// AltSvcPort is the UDP port that Alt-Svc advertises; by default the port of the QUIC socket.
-	AltSvcPort int
 	// Logger gets errors, including failed handshakes (at most ten per second); slog.Default() by default.
 	Logger *slog.Logger
 }
@@ -137,7 +135,7 @@ func (s *Server) Start(sockets Sockets) error {
 		return fmt.Errorf("sockets for TLS and QUIC need a certificate: %w", errdefs.ErrInvalidArgument)
 	}
 	if sockets.QUIC != nil {
-		port := cmp.Or(s.AltSvcPort, sockets.QUIC.LocalAddr().(*net.UDPAddr).Port)
+		port := sockets.QUIC.LocalAddr().(*net.UDPAddr).Port
 		s.altSvc = []string{`h3=":` + strconv.Itoa(port) + `"; ma=86400`}
 		s.quic = newQUICServer(s, sockets.QUIC)
 		s.serving.Go(s.quic.serve)
@@ -163,10 +161,18 @@ func (s *Server) serveTCP(ln net.Listener) {
 func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	s.requests.Add(1)
 	defer s.requests.Add(-1)
-	if r.TLS != nil && r.ProtoMajor < 3 && s.altSvc != nil {
+	if r.TLS != nil && r.ProtoMajor < 3 && s.altSvc != nil && isDirect(r) {
 		w.Header()["Alt-Svc"] = s.altSvc
 	}
 	s.Handler.ServeHTTP(w, r)
+}
+
+// isDirect reports whether the client knows the server by the port of its socket. Behind a host port or a Service with
+// another one, the port of the QUIC socket means nothing to the client.
+func isDirect(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	_, port, _ := net.SplitHostPort(r.Host) // fails if there is no port
+	return ok && cmp.Or(port, "443") == strconv.Itoa(local.Port)
 }
 
 // Stats returns the current statistics.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/base64"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os/exec"
@@ -181,6 +182,34 @@ func TestCurl(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAltSvc checks that the port of HTTP/3 is advertised only to clients that know the server's own port.
+func TestAltSvc(t *testing.T) {
+	s := startServer(t, &echo{})
+	_, port, _ := net.SplitHostPort(s.TLSAddress)
+	h1 := &http.Transport{TLSClientConfig: s.clientTLS()}
+	t.Cleanup(h1.CloseIdleConnections)
+	h1.TLSClientConfig.NextProtos = []string{"http/1.1"}
+	for way, c := range map[string]*http.Client{"h2": s.httpClients(t)["h2"].Client, "http1": {Transport: h1}} {
+		for host, want := range map[string]bool{
+			s.TLSAddress: true, "pod.example:" + port: true, "[::1]:" + port: true, "pod.example:1": false, "pod.example": false, "[::1]": false, "127.0.0.1": false,
+		} {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+s.TLSAddress+"/", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Host = host
+			response, err := c.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if got := response.Header.Get("Alt-Svc"); (got != "") != want {
+				t.Errorf("Alt-Svc for %s over %s = %q, want one: %t", host, way, got, want)
+			}
+		}
 	}
 }
 
