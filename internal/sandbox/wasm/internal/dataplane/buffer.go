@@ -3,10 +3,12 @@ package dataplane
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"sync"
 
+	"connectrpc.com/connect"
 	"github.com/klauspost/compress/gzip"
 )
 
@@ -73,6 +75,31 @@ func gzipTo(b *buffer, message []byte) error {
 	}
 	return w.Close()
 }
+
+// grpcGunzip is connect-go's decompressor for the gRPC protocols, where damaged gzip is INTERNAL (grpc/doc/statuscodes.md).
+// In Connect, it is INVALID_ARGUMENT, which connect-go makes of all other errors.
+type grpcGunzip struct {
+	reader  gzip.Reader
+	damaged error // of the header; Read returns it, because connect-go replaces errors of Reset
+}
+
+func (g *grpcGunzip) Reset(r io.Reader) error {
+	g.damaged = g.reader.Reset(r)
+	return nil
+}
+
+func (g *grpcGunzip) Read(p []byte) (n int, err error) {
+	if err = g.damaged; err == nil {
+		n, err = g.reader.Read(p)
+		if err == nil || errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return n, err
+		}
+	}
+	return n, connect.NewError(connect.CodeInternal, fmt.Errorf("message: gzip: %w", err))
+}
+
+// Close does nothing: a gzip.Reader has nothing to release.
+func (g *grpcGunzip) Close() error { return nil }
 
 // gunzip replaces the content of b with the decompressed bytes. It returns errTooLong if there are more than limit
 // bytes.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
+	"github.com/klauspost/compress/gzip"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -19,8 +20,14 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// newConnect returns the handler that serves one method over gRPC-Web, Connect, and gRPC with JSON.
-func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
+// newGRPCOverConnect returns the handler that serves one method over gRPC-Web and gRPC with JSON.
+func (h *grpcHandler) newGRPCOverConnect(e *endpoint) http.Handler {
+	return h.newConnect(e, connect.WithCompression(gzipEncoding,
+		func() connect.Decompressor { return new(grpcGunzip) }, func() connect.Compressor { return gzip.NewWriter(io.Discard) }))
+}
+
+// newConnect returns the handler that serves one method over Connect, or over other protocols with more options.
+func (h *grpcHandler) newConnect(e *endpoint, more ...connect.HandlerOption) http.Handler {
 	json := jsonCodec{input: e.Desc.Input(), output: e.Desc.Output(), types: h.types()}
 	options := []connect.HandlerOption{
 		connect.WithCodec(binaryCodec{}),
@@ -30,6 +37,7 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 		connect.WithCompressMinBytes(compressMin),
 		connect.WithIdempotency(idempotency(e.Desc)), // GET is allowed for methods without side effects
 	}
+	options = append(options, more...)
 	switch {
 	case e.Desc.IsStreamingClient() && e.Desc.IsStreamingServer():
 		return connect.NewBidiStreamHandler(e.Procedure, func(ctx context.Context, s *connect.BidiStream[frame, frame]) error {

@@ -93,8 +93,8 @@ func TestFaultW3_Framing(t *testing.T) {
 		{"unknown flags", nil, framed(0x80, []byte("x")), "3", "flags 0x80"},
 		{"compressed without encoding", nil, framed(1, gzipped([]byte("x"))), "13", "no grpc-encoding"},
 		{"unknown encoding", http.Header{"Grpc-Encoding": {"snappy"}}, framed(0, nil), "12", "snappy"},
-		{"junk for gzip", withGzip, framed(1, []byte("junk")), "3", "gzip"},
-		{"truncated gzip", withGzip, framed(1, gzipped(make([]byte, 1000))[:12]), "3", "gzip"},
+		{"junk for gzip", withGzip, framed(1, []byte("junk")), "13", "gzip"},
+		{"truncated gzip", withGzip, framed(1, gzipped(make([]byte, 1000))[:12]), "13", "gzip"},
 		{"gzip bomb", withGzip, framed(1, gzipped(make([]byte, 64<<20))), "8", "decompressed"},
 		{"4 GiB announced", nil, []byte{0, 0xff, 0xff, 0xff, 0xff, 1}, "8", "over the limit of 1048576"},
 		{"100 MiB", nil, nil, "8", "over the limit"},
@@ -128,6 +128,37 @@ func TestFaultW3_Framing(t *testing.T) {
 				t.Errorf("status of an unknown method = %s, want 12", code)
 			}
 		})
+	}
+}
+
+// TestDamagedGzip checks that damaged gzip is INTERNAL in the protocols of gRPC and INVALID_ARGUMENT in Connect.
+func TestDamagedGzip(t *testing.T) {
+	s := startServer(t, &echo{})
+	whole := gzipped(make([]byte, 1000))
+	for way, c := range s.httpClients(t) {
+		for name, damaged := range map[string][]byte{"junk": []byte("junk"), "truncated": whole[:12], "bad checksum": append(bytes.Clone(whole[:len(whole)-8]), make([]byte, 8)...)} {
+			for _, test := range []struct {
+				media, encoding, method string
+				body                    []byte
+				want                    string
+			}{
+				{"application/grpc+json", "Grpc-Encoding", "UnaryCall", framed(1, damaged), "13"},
+				{"application/grpc-web", "Grpc-Encoding", "UnaryCall", framed(1, damaged), "13"},
+				{"application/grpc-web+json", "Grpc-Encoding", "StreamingInputCall", framed(1, damaged), "13"},
+				{"application/connect+proto", "Connect-Content-Encoding", "StreamingInputCall", framed(1, damaged), "invalid_argument"},
+				{"application/json", "Content-Encoding", "UnaryCall", damaged, "invalid_argument"},
+			} {
+				response, body := c.send(t, http.MethodPost, testPath+test.method, string(test.body), "Content-Type: "+test.media, test.encoding+": gzip")
+				if got := body + response.Header.Get("Grpc-Status") + response.Trailer.Get("Grpc-Status"); !strings.Contains(got, test.want) {
+					t.Errorf("%s with %s over %s = %s %q, want %q", test.media, name, way, response.Status, got, test.want)
+				}
+			}
+			text := "grpc-status: 0\r\n"
+			good := string(framed(1, gzipped(nil)))
+			if _, body := c.send(t, http.MethodPost, testPath+"UnaryCall", good, "Content-Type: application/grpc-web", "Grpc-Encoding: gzip"); !strings.Contains(body, text) {
+				t.Errorf("gzip after %s over %s = %q, want %q", name, way, body, text)
+			}
+		}
 	}
 }
 

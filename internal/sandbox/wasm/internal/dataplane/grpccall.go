@@ -144,7 +144,7 @@ func (c *grpcCall) decompress() ([]byte, error) {
 		return nil, Errorf(codes.ResourceExhausted, "message: over the limit of %d bytes when decompressed", c.max)
 	case err != nil:
 		plain.free()
-		return nil, Errorf(codes.InvalidArgument, "message: gzip: %v", err)
+		return nil, Errorf(codes.Internal, "message: gzip: %v", err) // grpc/doc/statuscodes.md
 	}
 	c.in.free()
 	c.in = plain

@@ -68,7 +68,8 @@ type endpoint struct {
 	limiter *Limiter
 	timeout time.Duration // maximum duration of a request; 0 means no limit
 	stats   *methodMetrics
-	connect func() http.Handler // created on first use
+	connect func() http.Handler // of Connect; created on first use, as the next one
+	grpc    func() http.Handler // of gRPC-Web and gRPC with JSON
 }
 
 // NewGRPC returns the handler for a gRPC component. It returns errdefs.ErrInvalidArgument if two methods have the same
@@ -106,6 +107,7 @@ func NewGRPC(o GRPCOptions) (http.Handler, error) {
 
 func (h *grpcHandler) add(e *endpoint) {
 	e.connect = sync.OnceValue(func() http.Handler { return h.newConnect(e) })
+	e.grpc = sync.OnceValue(func() http.Handler { return h.newGRPCOverConnect(e) })
 	h.endpoints[e.Procedure] = e
 }
 
@@ -135,7 +137,11 @@ func (h *grpcHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			defer cancel()
 			r = r.WithContext(ctx)
 		}
-		h.serveConnect(w, r, media, e.connect())
+		next := e.connect
+		if IsGRPCFamily(media) {
+			next = e.grpc
+		}
+		h.serveConnect(w, r, media, next())
 	}
 }
 
