@@ -101,6 +101,10 @@ func (h *grpcHandler) serveConnect(w http.ResponseWriter, r *http.Request, media
 	if media != "" {
 		r.Header["Content-Type"] = []string{media}
 	}
+	if r.Method == http.MethodHead { // like GET; the server does not send the body
+		r = r.WithContext(r.Context()) // a copy
+		r.Method = http.MethodGet
+	}
 	if err := checkQuery(r); err != nil {
 		_ = connect.NewErrorWriter().Write(w, r, err) // the client is gone if this fails
 		return

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/containerd/errdefs"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/semaphore"
@@ -131,6 +133,9 @@ func (h *grpcHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.unknownMethod(w, r, media)
 	case isProto(media):
 		h.serveGRPC(w, r, e, media)
+	case !slices.Contains(e.allowed(), r.Method):
+		w.Header().Set("Allow", strings.Join(e.allowed(), ", "))
+		w.WriteHeader(http.StatusMethodNotAllowed)
 	default:
 		if e.timeout > 0 {
 			ctx, cancel := context.WithTimeout(r.Context(), e.timeout)
@@ -143,6 +148,14 @@ func (h *grpcHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		h.serveConnect(w, r, media, next())
 	}
+}
+
+// allowed returns the HTTP methods of requests that are not native gRPC.
+func (e *endpoint) allowed() []string {
+	if idempotency(e.Desc) != connect.IdempotencyNoSideEffects || e.Desc.IsStreamingClient() || e.Desc.IsStreamingServer() {
+		return []string{http.MethodPost}
+	}
+	return []string{http.MethodGet, http.MethodHead, http.MethodPost}
 }
 
 // unknownMethod answers a request to a method that the component does not serve.

@@ -368,6 +368,20 @@ func TestConnectGet(t *testing.T) {
 			}
 		}
 	}
+	for way, c := range clients { // HEAD is GET without a body
+		path := testPath + "UnaryCall?encoding=json&message=" + url.QueryEscape(plain)
+		got, body := c.send(t, http.MethodHead, path, "")
+		want, _ := c.send(t, http.MethodGet, path, "")
+		if got.StatusCode != http.StatusOK || body != "" || got.Header.Get("Content-Type") != want.Header.Get("Content-Type") {
+			t.Errorf("HEAD over %s = %s %v %q, want what GET has: %v", way, got.Status, got.Header, body, want.Header)
+		}
+		if response, _ := c.send(t, http.MethodHead, testPath+"EmptyCall?encoding=json&message=%7B%7D", ""); response.StatusCode != http.StatusMethodNotAllowed {
+			t.Errorf("HEAD of a method with side effects over %s = %s, want 405", way, response.Status)
+		}
+		if response, _ := c.send(t, http.MethodPut, path, ""); response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET, HEAD, POST" {
+			t.Errorf("PUT over %s = %s, Allow = %q; want 405 with GET, HEAD, POST", way, response.Status, response.Header.Get("Allow"))
+		}
+	}
 	for way, c := range clients { // a URL beyond the limit for headers, 64 KiB
 		response, err := c.Get(c.base + testPath + "UnaryCall?encoding=json&message=" + strings.Repeat("a", 100_000))
 		if err == nil {
