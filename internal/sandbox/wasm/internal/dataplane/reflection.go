@@ -2,9 +2,13 @@ package dataplane
 
 import (
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 
 	"connectrpc.com/grpcreflect"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/dynamicpb"
@@ -13,9 +17,14 @@ import (
 // reflectionPrefix is the path prefix of grpc.reflection.v1 and v1alpha.
 const reflectionPrefix = "/grpc.reflection."
 
-// newReflection returns the handler for server reflection (grpc/doc/server-reflection.md).
+// newReflection returns the handler for server reflection (grpc/doc/server-reflection.md). It lists and describes every
+// service that the port serves, like grpc-go: also health and reflection, which are the host's. Clients such as grpcurl
+// describe all that they list.
 func (h *grpcHandler) newReflection() http.Handler {
 	names := append(serviceNames(h.Methods), serviceNames(healthMethods())...)
+	names = append(names, grpcreflect.ReflectV1ServiceName, grpcreflect.ReflectV1AlphaServiceName)
+	slices.Sort(names)
+	names = slices.Compact(names) // a component can serve them itself
 	reflector := grpcreflect.NewReflector(
 		grpcreflect.NamerFunc(func() []string { return names }),
 		grpcreflect.WithDescriptorResolver(resolver{h.Files}),
@@ -39,31 +48,54 @@ func (h *grpcHandler) types() *dynamicpb.Types {
 	return dynamicpb.NewTypes(h.Files)
 }
 
-// resolver finds the descriptors of the component and of the health service.
+// resolver finds the descriptors of the component and of the host's services.
 type resolver struct{ *protoregistry.Files }
 
 func (r resolver) FindFileByPath(path string) (protoreflect.FileDescriptor, error) {
-	fd, err := r.Files.FindFileByPath(path)
-	if err != nil && path == healthFile().Path() {
-		return healthFile(), nil
+	if fd, err := r.Files.FindFileByPath(path); err == nil {
+		return fd, nil
 	}
-	return fd, err
+	return hostFiles().FindFileByPath(path)
 }
 
 func (r resolver) FindDescriptorByName(name protoreflect.FullName) (protoreflect.Descriptor, error) {
-	d, err := r.Files.FindDescriptorByName(name)
-	rest, isHealth := strings.CutPrefix(string(name), "grpc.health.v1.")
-	if err == nil || !isHealth {
-		return d, err
+	if d, err := r.Files.FindDescriptorByName(name); err == nil {
+		return d, nil
 	}
-	first, _, _ := strings.Cut(rest, ".")
-	if s := healthFile().Services().ByName(protoreflect.Name(first)); s != nil {
-		return s, nil
+	return hostFiles().FindDescriptorByName(name)
+}
+
+// hostFiles returns the descriptors of the host's services.
+var hostFiles = sync.OnceValue(func() *protoregistry.Files {
+	files := new(protoregistry.Files)
+	for _, fd := range []protoreflect.FileDescriptor{healthFile(), reflectionFile("v1"), reflectionFile("v1alpha")} {
+		if err := files.RegisterFile(fd); err != nil {
+			panic(err) // a mistake in the descriptors
+		}
 	}
-	if m := healthFile().Messages().ByName(protoreflect.Name(first)); m != nil {
-		return m, nil
+	return files
+})
+
+// reflectionFile returns the descriptor of a version of grpc.reflection. The versions differ only in their names.
+// grpcreflect has registered v1 under another name, because the generated code with the right one imports grpc-go.
+func reflectionFile(version string) protoreflect.FileDescriptor {
+	file, err := protoregistry.GlobalFiles.FindFileByPath("connectext/grpc/reflection/v1/reflection.proto")
+	if err != nil {
+		panic(err) // grpcreflect has changed
 	}
-	return d, err
+	renamed := protodesc.ToFileDescriptorProto(file)
+	text, err := protojson.Marshal(renamed)
+	if err == nil {
+		names := strings.NewReplacer("connectext.grpc.reflection.v1", "grpc.reflection."+version, "connectext/grpc/reflection/v1/", "grpc/reflection/"+version+"/")
+		err = protojson.Unmarshal([]byte(names.Replace(string(text))), renamed)
+	}
+	if err == nil {
+		file, err = protodesc.NewFile(renamed, nil)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return file
 }
 
 // extensions adds RangeExtensionsByMessage, which dynamicpb.Types lacks.

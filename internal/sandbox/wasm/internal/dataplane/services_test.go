@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 )
@@ -114,7 +115,9 @@ func TestReflection(t *testing.T) {
 	for _, s := range ask(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}).GetListServicesResponse().GetService() {
 		names = append(names, s.Name)
 	}
-	if !slices.Equal(names, []string{"grpc.testing.TestService", "grpc.health.v1.Health"}) {
+	if !slices.Equal(names, []string{
+		"grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection", "grpc.testing.TestService",
+	}) {
 		t.Errorf("listed services = %v", names)
 	}
 	files := map[string]bool{}
@@ -147,8 +150,52 @@ func TestReflection(t *testing.T) {
 	if err := alpha.Send(&grpc_reflection_v1alpha.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1alpha.ServerReflectionRequest_ListServices{}}); err != nil { //nolint:staticcheck // old clients use v1alpha
 		t.Fatal(err)
 	}
-	if r, err := alpha.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != 2 { //nolint:staticcheck // old clients use v1alpha
-		t.Errorf("ListServices of v1alpha = %v, %v; want two services", r, err)
+	if r, err := alpha.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != len(names) { //nolint:staticcheck // old clients use v1alpha
+		t.Errorf("ListServices of v1alpha = %v, %v; want %d services", r, err, len(names))
+	}
+}
+
+// TestReflectionDescribesTheHost checks that a component without descriptors of the host's services is listed with them,
+// once each, and that their descriptors equal the official ones.
+func TestReflectionDescribesTheHost(t *testing.T) {
+	own := new(protoregistry.Files)
+	for _, fd := range []protoreflect.FileDescriptor{pb.File_grpc_testing_empty_proto, pb.File_grpc_testing_messages_proto, pb.File_grpc_testing_test_proto} {
+		if err := own.RegisterFile(fd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) {
+		o.Files, o.Methods = own, append(o.Methods, healthMethods()...) // the component serves health itself
+	}).dialConn(t, false)
+	stream, err := grpc_reflection_v1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := &grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}
+	if err := stream.Send(list); err != nil {
+		t.Fatal(err)
+	}
+	response, err := stream.Recv()
+	if err != nil || len(response.GetListServicesResponse().GetService()) != 4 {
+		t.Fatalf("ListServices = %v, %v; want four services", response, err)
+	}
+	for _, s := range response.GetListServicesResponse().GetService() {
+		of := &grpc_reflection_v1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: s.Name}
+		if err := stream.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: of}); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := stream.Recv(); err != nil || len(r.GetFileDescriptorResponse().GetFileDescriptorProto()) == 0 {
+			t.Errorf("FileContainingSymbol(%s) = %v, %v; want a file", s.Name, r, err)
+		}
+	}
+	for version, official := range map[string]protoreflect.FileDescriptor{
+		"v1": grpc_reflection_v1.File_grpc_reflection_v1_reflection_proto, "v1alpha": grpc_reflection_v1alpha.File_grpc_reflection_v1alpha_reflection_proto,
+	} {
+		theirs, ours := protodesc.ToFileDescriptorProto(official), protodesc.ToFileDescriptorProto(reflectionFile(version))
+		theirs.Options, ours.Options = nil, nil
+		if !proto.Equal(theirs, ours) {
+			t.Errorf("reflectionFile(%s) =\n%v\nwant\n%v", version, ours, theirs)
+		}
 	}
 }
 
