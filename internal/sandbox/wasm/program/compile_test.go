@@ -84,7 +84,7 @@ func TestI6_CompileBomb(t *testing.T) {
 	}
 	t.Run("time", func(t *testing.T) {
 		// No component here needs more than a second to compile, so a slow input reaches the limit.
-		code, out, says := compileInput(t, workerapi.CompileConfig{MaxCPU: time.Nanosecond}, bomb(200_000))
+		code, out, says := compileInput(t, workerapi.CompileConfig{MaxCPU: time.Nanosecond}, bomb(2_000_000))
 		require.Equal(t, workerapi.CompileLimit, code, says)
 		require.Empty(t, out)
 		require.Contains(t, says, "CPU time")
