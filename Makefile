@@ -44,7 +44,8 @@ help: ## list the targets
 setup: ## install the required Debian packages and Go modules (as root; quick if complete)
 	@hack/setup.sh
 
-# go build sets the time of a program that is up to date, which for Go's test cache is a change. `install -C` does not.
+# go build sets the time of a program that is up to date, which for Go's test cache is a change, as is a new link. `install -C`
+# does not.
 .PHONY: build
 build: ## build the programs into build/bin: tripod (static), tripod-wasm (the worker with the Wasm engine) and others; build/test/bin for the tests
 	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod
@@ -54,7 +55,7 @@ build: ## build the programs into build/bin: tripod (static), tripod-wasm (the w
 	go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/test/ ./cmd/tripod
 	@install -CDt $(dir $(BIN)) build/obj/tripod*
 	@install -CDt $(dir $(TESTBIN)) build/obj/test/tripod
-	@ln -srf $(WORKER) $(VMWRAP) $(AGENT) $(dir $(TESTBIN))
+	@cd $(dir $(TESTBIN)) && for p in $(notdir $(WORKER) $(VMWRAP) $(AGENT)); do [ -L $$p ] || ln -s ../../bin/$$p; done
 
 .PHONY: run
 run: setup build ## demonstrate a node: pods of each kind, and how they survive kill -9 of the daemon
