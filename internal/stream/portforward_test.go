@@ -196,9 +196,9 @@ func TestPortForwardSession(t *testing.T) {
 	}
 }
 
-func testPortForwardSession(t *testing.T, dial func(*url.URL) (httpstream.Dialer, error)) {
-	port := podServer(t, "tcp", "127.0.0.1:0", echo)
-	s := serve(t, stream.Config{Runtime: hostRuntime()})
+// portForwardURL returns the URL of a new session with the pod "p".
+func portForwardURL(t *testing.T, s *stream.Server) *url.URL {
+	t.Helper()
 	resp, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p"})
 	if err != nil {
 		t.Fatal(err)
@@ -207,6 +207,13 @@ func testPortForwardSession(t *testing.T, dial func(*url.URL) (httpstream.Dialer
 	if err != nil {
 		t.Fatal(err)
 	}
+	return u
+}
+
+func testPortForwardSession(t *testing.T, dial func(*url.URL) (httpstream.Dialer, error)) {
+	port := podServer(t, "tcp", "127.0.0.1:0", echo)
+	s := serve(t, stream.Config{Runtime: hostRuntime()})
+	u := portForwardURL(t, s)
 	dialer, err := dial(u)
 	if err != nil {
 		t.Fatal(err)
@@ -263,14 +270,7 @@ func TestTunnelEndsIdle(t *testing.T) {
 	}), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	s := serve(t, stream.Config{Runtime: hostRuntime(), IdleTimeout: 100 * time.Millisecond, Logger: logger})
 	for range 10 {
-		resp, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		u, err := url.Parse(resp.Url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := portForwardURL(t, s)
 		dialer, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, &rest.Config{})
 		if err != nil {
 			t.Fatal(err)

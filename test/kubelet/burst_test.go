@@ -19,16 +19,12 @@ const burstTimeout = 10 * time.Minute
 func TestBurst(t *testing.T) {
 	c := kube.Shared(t)
 	for _, burst := range []struct {
-		kind, image, resources string
-		pods, times, loops     int
-	}{
-		{"linux", harness.Pause, "{}", 100, 1, 0},
-		{"wasm", harness.GreeterC, "{}", 100, 3, 6},
-		{"vm", harness.TinyGuest, "{limits: {memory: 32Mi}}", 10, 6, 0},
-	} {
+		crowd
+		times, loops int
+	}{{linuxCrowd, 1, 0}, {wasmCrowd, 3, 6}, {vmCrowd, 6, 0}} {
 		t.Run(burst.kind, func(t *testing.T) {
 			n := c.Namespace(t)
-			n.Apply(many(burst.kind, burst.image, burst.resources))
+			n.Apply(burst.deployment())
 			keepBusy(t, burst.loops)
 			for range burst.times {
 				up := scale(n, burst.pods)
@@ -39,8 +35,20 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// many returns a Deployment without pods.
-func many(runtimeClass, image, resources string) string {
+// crowd is a Deployment "many" of small pods.
+type crowd struct {
+	kind, image, resources string
+	pods                   int
+}
+
+var (
+	linuxCrowd = crowd{"linux", harness.Pause, "{}", 100}
+	wasmCrowd  = crowd{"wasm", harness.GreeterC, "{}", 100}
+	vmCrowd    = crowd{"vm", harness.TinyGuest, "{limits: {memory: 32Mi}}", 10}
+)
+
+// deployment returns the Deployment without pods.
+func (c crowd) deployment() string {
 	return fmt.Sprintf(`
 apiVersion: apps/v1
 kind: Deployment
@@ -54,7 +62,7 @@ spec:
       runtimeClassName: %s
       terminationGracePeriodSeconds: 2
       containers: [{name: c, image: %s, resources: %s}]
-`, runtimeClass, image, resources)
+`, c.kind, c.image, c.resources)
 }
 
 // scale sets the number of pods of the Deployment "many" and returns the seconds until all are ready or removed.

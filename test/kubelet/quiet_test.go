@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
@@ -23,15 +22,11 @@ func TestLogsAreQuiet(t *testing.T) {
 	kubelet, daemon := from(t, c.Kubelet), from(t, c.Daemon)
 	var kills []kill
 	for _, burst := range []struct {
-		kind, image, resources string
-		pods, times, kills     int
-	}{
-		{"linux", harness.Pause, "{}", 100, 3, 4},
-		{"wasm", harness.GreeterC, "{}", 100, 3, 4},
-		{"vm", harness.TinyGuest, "{limits: {memory: 32Mi}}", 10, 30, 2},
-	} {
+		crowd
+		times, kills int
+	}{{linuxCrowd, 3, 4}, {wasmCrowd, 3, 4}, {vmCrowd, 30, 2}} {
 		n := c.Namespace(t)
-		n.Apply(many(burst.kind, burst.image, burst.resources))
+		n.Apply(burst.deployment())
 		scale(n, 1) // pulls the image; a kubelet refuses to pull for 100 pods at once
 		for range burst.times {
 			for _, pods := range []int{burst.pods, 0} {

@@ -20,6 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/crilog"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/console"
 	"github.com/tripod-run/tripod/test/races"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 const patience = 60 * time.Second
@@ -209,13 +210,7 @@ func TestPromptness(t *testing.T) {
 	open(t, dir)
 	for i := range 20 {
 		p.write(fmt.Sprintln("line", i))
-		begin := time.Now()
-		for logged(t, dir) != p.all.String() {
-			if time.Since(begin) > patience {
-				t.Fatalf("line %d is not in the log", i)
-			}
-			time.Sleep(time.Millisecond)
-		}
+		until.Within(t, patience, fmt.Sprintf("line %d is in the log", i), func() bool { return logged(t, dir) == p.all.String() })
 	}
 }
 
@@ -232,11 +227,7 @@ func TestPromptOnATerminal(t *testing.T) {
 	t.Cleanup(func() { c.Close() })
 	for _, text := range []string{"login: ", "root\n", "# "} {
 		p.write(text)
-		for begin := time.Now(); logged(t, dir) != p.all.String(); time.Sleep(time.Millisecond) {
-			if time.Since(begin) > patience {
-				t.Fatalf("the log has %q, want %q", logged(t, dir), &p.all)
-			}
-		}
+		until.Within(t, patience, fmt.Sprintf("%q is in the log", &p.all), func() bool { return logged(t, dir) == p.all.String() })
 	}
 	if err := c.Drain(deadline(t)); err != nil {
 		t.Fatal(err)
