@@ -132,6 +132,16 @@ func fieldLayers(t testing.TB) (lower []byte, cases map[string]fieldLayer) {
 	}
 }
 
+// oddTimes returns files with times that no file system has.
+func oddTimes() (entries []entryOf) {
+	for name, at := range map[string]time.Time{"old": time.Date(1754, 8, 30, 0, 0, 0, 0, time.UTC), "far": time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)} {
+		e := file(name, "")
+		e.ModTime, e.Format = at, tar.FormatPAX
+		entries = append(entries, e)
+	}
+	return entries
+}
+
 // TestLayersOfTheField: what a root filesystem has after its layers were unpacked.
 func TestLayersOfTheField(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
@@ -161,12 +171,7 @@ func TestLayersOfTheField(t *testing.T) {
 		}
 	})
 	t.Run("times of no file system", func(t *testing.T) {
-		var entries []entryOf
-		for name, at := range map[string]time.Time{"old": time.Date(1754, 8, 30, 0, 0, 0, 0, time.UTC), "far": time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)} {
-			e := file(name, "")
-			e.ModTime, e.Format = at, tar.FormatPAX
-			entries = append(entries, e)
-		}
+		entries := oddTimes()
 		img := pull(t, s, raw(t, tarOf(t, entries...)).push(t, reg, "times"))
 		mounts, err := s.Prepare(t.Context(), "times", img.ID, nil)
 		check(t, err)
@@ -251,24 +256,50 @@ func TestCopyUpKeepsTheFile(t *testing.T) {
 	}
 }
 
+// configured is like raw, with a change to the config.
+func configured(t testing.TB, change func(*ocispec.ImageConfig), archives ...[]byte) *rawImage {
+	t.Helper()
+	m := raw(t, archives...)
+	var config ocispec.Image
+	last := len(m.blobs) - 1
+	check(t, json.Unmarshal(m.blobs[last], &config))
+	change(&config.Config)
+	document, err := json.Marshal(config)
+	check(t, err)
+	m.blobs = m.blobs[:last]
+	m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, document)
+	return m
+}
+
+// pushNested pushes an index in an index as shared:1. The inner one has two manifests with one config, and an attestation before them.
+// It returns the index's reference and the two.
+func pushNested(t testing.TB, reg *testRegistry) (ref string, manifests []ocispec.Descriptor) {
+	t.Helper()
+	plain := tarOf(t, file("shared", "text"))
+	native := &ocispec.Platform{OS: "linux", Architecture: "amd64"}
+	for _, blob := range [][]byte{compressGzip(t, plain), compressZstd(t, plain)} {
+		m := raw(t, plain)
+		m.blobs[0] = blob
+		m.manifest.Layers[0] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
+		manifests = append(manifests, m.pushAs(t, reg, "shared", ocispec.MediaTypeImageManifest, m.manifest, native))
+	}
+	statement := manifests[1] // as BuildKit lists its attestations
+	statement.Platform = &ocispec.Platform{OS: "unknown", Architecture: "unknown"}
+	var none rawImage
+	inner := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: append([]ocispec.Descriptor{statement}, manifests...)}
+	inner.SchemaVersion = 2
+	outer := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{none.pushAs(t, reg, "shared", ocispec.MediaTypeImageIndex, inner, native)}}
+	outer.SchemaVersion = 2
+	return reg.pushRaw(t, "shared", "1", ocispec.MediaTypeImageIndex, outer), manifests
+}
+
 // TestConfigsOfTheField: configs as other tools write them.
 func TestConfigsOfTheField(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	build := func(change func(*ocispec.Image), layers ...[]byte) *rawImage {
-		m := raw(t, layers...)
-		var config ocispec.Image
-		check(t, json.Unmarshal(m.blobs[len(m.blobs)-1], &config))
-		change(&config)
-		document, err := json.Marshal(config)
-		check(t, err)
-		m.blobs = m.blobs[:len(m.blobs)-1]
-		m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, document)
-		return m
-	}
 	t.Run("empty entrypoint, relative volume", func(t *testing.T) {
-		img := pull(t, s, build(func(c *ocispec.Image) {
-			c.Config.Entrypoint, c.Config.Cmd = []string{""}, []string{"sh"}
-			c.Config.Volumes = map[string]struct{}{"data": {}, "./more/": {}, "/abs": {}}
+		img := pull(t, s, configured(t, func(c *ocispec.ImageConfig) {
+			c.Entrypoint, c.Cmd = []string{""}, []string{"sh"}
+			c.Volumes = map[string]struct{}{"data": {}, "./more/": {}, "/abs": {}}
 		}, tarOf(t, file("a", ""))).push(t, reg, "config"))
 		volumes := slices.Sorted(maps.Keys(img.Config.Config.Volumes))
 		if len(img.Config.Config.Entrypoint) != 0 || !slices.Equal(volumes, []string{"/abs", "/data", "/more"}) {
@@ -298,23 +329,8 @@ func TestConfigsOfTheField(t *testing.T) {
 		}
 	})
 	t.Run("two manifests of one config, in an index below another", func(t *testing.T) {
-		plain := tarOf(t, file("shared", "text"))
-		native := &ocispec.Platform{OS: "linux", Architecture: "amd64"}
-		var manifests []ocispec.Descriptor
-		for _, blob := range [][]byte{compressGzip(t, plain), compressZstd(t, plain)} {
-			m := raw(t, plain)
-			m.blobs[0] = blob
-			m.manifest.Layers[0] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
-			manifests = append(manifests, m.pushAs(t, reg, "shared", ocispec.MediaTypeImageManifest, m.manifest, native))
-		}
-		statement := manifests[1] // as BuildKit lists its attestations
-		statement.Platform = &ocispec.Platform{OS: "unknown", Architecture: "unknown"}
-		var none rawImage
-		inner := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: append([]ocispec.Descriptor{statement}, manifests...)}
-		inner.SchemaVersion = 2
-		outer := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{none.pushAs(t, reg, "shared", ocispec.MediaTypeImageIndex, inner, native)}}
-		outer.SchemaVersion = 2
-		img := pull(t, s, reg.pushRaw(t, "shared", "1", ocispec.MediaTypeImageIndex, outer))
+		ref, manifests := pushNested(t, reg)
+		img := pull(t, s, ref)
 		for _, m := range manifests {
 			ref := reg.ref("shared@" + m.Digest.String())
 			again := pull(t, s, ref)

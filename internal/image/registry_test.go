@@ -209,6 +209,9 @@ func newSpy(t testing.TB, serve http.HandlerFunc) *spy {
 				s.seen = append(s.seen, name+": "+v)
 			}
 		}
+		if r.ParseForm() == nil && len(r.PostForm) > 0 {
+			s.seen = append(s.seen, "form: "+r.PostForm.Encode())
+		}
 		s.mu.Unlock()
 		serve(w, r)
 	}))

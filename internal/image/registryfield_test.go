@@ -111,20 +111,13 @@ func TestManifestsWithoutType(t *testing.T) {
 	}
 }
 
-// TestMirrorThatIsNone: a mirror that answers a page instead of a manifest is passed over, and named if nothing else answers.
-func TestMirrorThatIsNone(t *testing.T) {
-	reg := newRegistry(t)
-	reg.push(t, "app:1", oneFileImage(t, "x"))
-	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+// oddMirrors returns mirrors of a registry that answer less or other than they should.
+func oddMirrors(t testing.TB, reg *testRegistry) map[string]http.HandlerFunc {
+	page := func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprint(w, "<html>Please log in</html>")
-	}))
-	defer page.Close()
-	const mirror = "server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n"
-	dir := hostsToml(t, "registry.example", fmt.Sprintf(mirror, reg.URL, page.URL))
-	pull(t, open(t, Config{HostsDir: []string{dir}}), "registry.example/app:1")
-	var log bytes.Buffer
-	garbage := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	}
+	mirrors := map[string]http.HandlerFunc{"a page": page, "other bytes": func(w http.ResponseWriter, r *http.Request) {
 		resp, err := http.Get(reg.URL + r.URL.Path)
 		if err != nil {
 			t.Error(err)
@@ -139,16 +132,44 @@ func TestMirrorThatIsNone(t *testing.T) {
 		w.Header().Set("Docker-Content-Digest", resp.Header.Get("Docker-Content-Digest"))
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 		_, _ = w.Write(body)
-	}))
+	}}
+	for what, blobs := range map[string]http.HandlerFunc{
+		"an error":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
+		"not found": http.NotFound,
+		"a page":    page,
+		"nothing":   func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+	} {
+		mirrors[what+" for blobs"] = func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(r.URL.Path, "/blobs/") {
+				blobs(w, r)
+			} else {
+				reg.Config.Handler.ServeHTTP(w, r)
+			}
+		}
+	}
+	return mirrors
+}
+
+// mirrorToml is a hosts.toml with a registry and a mirror before it.
+const mirrorToml = "server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n"
+
+// TestMirrorThatIsNone: a mirror that answers a page instead of a manifest is passed over, and named if nothing else answers.
+func TestMirrorThatIsNone(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "app:1", oneFileImage(t, "x"))
+	mirrors := oddMirrors(t, reg)
+	page, garbage := httptest.NewServer(mirrors["a page"]), httptest.NewServer(mirrors["other bytes"])
+	defer page.Close()
 	defer garbage.Close()
-	dir = hostsToml(t, "registry.example", fmt.Sprintf(mirror, reg.URL, garbage.URL))
+	var log bytes.Buffer
+	dir := hostsToml(t, "registry.example", fmt.Sprintf(mirrorToml, reg.URL, garbage.URL))
 	pull(t, open(t, Config{HostsDir: []string{dir}, Logger: slog.New(slog.NewTextHandler(&log, nil))}), "registry.example/app:1")
 	reg.push(t, "org/manifests/app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2")), tarOf(t, file("c", "3"))))
 	pull(t, open(t, Config{HostsDir: []string{dir}}), "registry.example/org/manifests/app:1") // several blobs at a time
 	if name := strings.TrimPrefix(garbage.URL, "http://"); !strings.Contains(log.String(), "mirror="+name) {
 		t.Errorf("log: got %q, want the mirror %s", log.String(), name)
 	}
-	alone := hostsToml(t, "registry.example", fmt.Sprintf(mirror, page.URL, page.URL))
+	alone := hostsToml(t, "registry.example", fmt.Sprintf(mirrorToml, page.URL, page.URL))
 	_, err := open(t, Config{HostsDir: []string{alone}}).Pull(t.Context(), "registry.example/app:1", PullOptions{})
 	wantError(t, err, errdefs.IsInvalidArgument, strings.TrimPrefix(page.URL, "http://"), "text/html")
 }
@@ -252,10 +273,8 @@ func TestSeveralChallenges(t *testing.T) {
 	}
 }
 
-// TestEncodedAnswers: a registry compresses its answers on the way, so that their length is not that of the content.
-func TestEncodedAnswers(t *testing.T) {
-	reg := newRegistry(t)
-	ref := reg.push(t, "app:1", oneFileImage(t, strings.Repeat("x", 1<<16)))
+// encode makes a registry compress its answers on the way, so that their length is not that of the content.
+func encode(t testing.TB, reg *testRegistry) {
 	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodGet || r.URL.Path == "/v2/" || !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 			return false
@@ -271,31 +290,27 @@ func TestEncodedAnswers(t *testing.T) {
 		_, _ = w.Write(encoded)
 		return true
 	})
+}
+
+// TestEncodedAnswers: the digest decides, whatever the length of the answer is.
+func TestEncodedAnswers(t *testing.T) {
+	reg := newRegistry(t)
+	ref := reg.push(t, "app:1", oneFileImage(t, strings.Repeat("x", 1<<16)))
+	encode(t, reg)
 	pull(t, open(t, Config{}), ref)
 	pull(t, open(t, Config{RangesPerBlob: 4}), ref)
 }
 
-// TestMirrorWithoutBlobs: a mirror has the manifest of an image, and not its blobs.
+// TestMirrorWithoutBlobs: a mirror has nothing of an image, or its manifest and not its blobs.
 func TestMirrorWithoutBlobs(t *testing.T) {
 	reg := newRegistry(t)
 	reg.push(t, "app:1", oneFileImage(t, "x"))
-	for what, blobs := range map[string]http.HandlerFunc{
-		"an error":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
-		"not found": http.NotFound,
-		"a page":    func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") },
-		"nothing":   func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
-	} {
-		mirror := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if strings.Contains(r.URL.Path, "/blobs/") {
-				blobs(w, r)
-			} else {
-				reg.Config.Handler.ServeHTTP(w, r)
-			}
-		}))
+	for what, answers := range oddMirrors(t, reg) {
+		mirror := httptest.NewServer(answers)
 		defer mirror.Close()
-		dir := hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", reg.URL, mirror.URL))
+		dir := hostsToml(t, "registry.example", fmt.Sprintf(mirrorToml, reg.URL, mirror.URL))
 		if _, err := open(t, Config{HostsDir: []string{dir}}).Pull(t.Context(), "registry.example/app:1", PullOptions{}); err != nil {
-			t.Errorf("%s for blobs: %v", what, err)
+			t.Errorf("%s: %v", what, err)
 		}
 	}
 }
