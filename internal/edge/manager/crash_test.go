@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -95,6 +96,8 @@ type world struct {
 	dir string
 	bus *bus
 	say chan channel.Message
+
+	mu sync.Mutex // serializes the calls that read and write modules
 }
 
 // steps returns the orders in sequence; each returns once the manager has accepted it.
@@ -215,6 +218,8 @@ func (w *world) read(uuid string) (index int, payload string, err error) {
 
 // end ends a module and reports the exit.
 func (w *world) end(uuid string, payload []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	index, before, err := w.read(uuid)
 	if err != nil || before != "" {
 		return err
@@ -250,6 +255,8 @@ func (w *world) Group(int) string { return "" }
 func (w *world) Close() error { return nil }
 
 func (w *world) Create(_ context.Context, index int, data wire.ModuleData) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if _, _, err := w.read(data.UUID()); err == nil {
 		w.note("twice", data.UUID())
 	}
@@ -262,6 +269,8 @@ func (w *world) Delete(_ context.Context, _ int, uuid string) error {
 }
 
 func (w *world) Cleanup(_ context.Context, _ int, uuid string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if err := os.Remove(w.path(uuid)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -269,6 +278,8 @@ func (w *world) Cleanup(_ context.Context, _ int, uuid string) error {
 }
 
 func (w *world) Adopt(_ context.Context, index int, data wire.ModuleData) (bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	at, payload, err := w.read(data.UUID())
 	switch {
 	case err != nil:
