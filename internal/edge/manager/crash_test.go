@@ -27,8 +27,13 @@ import (
 	"github.com/tripod-run/tripod/test/races"
 )
 
-// worldVariable turns the test program into a daemon with the world in a directory (see daemon).
-const worldVariable = "TRIPOD_EDGE_MANAGER_TEST"
+const (
+	// worldVariable turns the test program into a daemon with the world in a directory (see daemon).
+	worldVariable = "TRIPOD_EDGE_MANAGER_TEST"
+
+	// killVariable names a step; the daemon kills itself after that step, before the step counts as done.
+	killVariable = "TRIPOD_EDGE_MANAGER_TEST_KILL"
+)
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(worldVariable); dir != "" {
@@ -62,22 +67,35 @@ func daemon(dir string) error {
 		if err := step(ctx); err != nil {
 			return fmt.Errorf("step %d: %w", i, err)
 		}
+		if os.Getenv(killVariable) == fmt.Sprint(i) {
+			if err := poll(ctx, func() bool { return w.agrees(m) }); err != nil {
+				return fmt.Errorf("step %d has no full effect, %v run: %w", i, w.running(), err)
+			}
+			return syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
 		w.note("done", fmt.Sprint(i))
 	}
-	settled := func() bool {
-		for _, mod := range m.hosts[0].reportNow().Modules {
-			if mod.State != string(running) {
-				return false
-			}
-		}
-		m.exits.mu.Lock()
-		defer m.exits.mu.Unlock()
-		return len(m.exits.all) == 0 && slices.Equal(w.running(), []string{"d1", "m1"}) && len(m.hosts[0].all()) == 2
-	}
+	settled := func() bool { return w.agrees(m) && slices.Equal(w.running(), []string{"d1", "m1"}) }
 	if err := poll(ctx, settled); err != nil {
 		return fmt.Errorf("it does not settle, %v run: %w", w.running(), err)
 	}
 	return m.Close(ctx)
+}
+
+// agrees reports whether the manager has exactly the modules that run, as running modules, and no exit that the broker
+// has not acknowledged.
+func (w *world) agrees(m *Manager) bool {
+	var uuids []string
+	for _, mod := range m.hosts[0].reportNow().Modules {
+		if mod.State != string(running) {
+			return false
+		}
+		uuids = append(uuids, mod.UUID)
+	}
+	slices.Sort(uuids)
+	m.exits.mu.Lock()
+	defer m.exits.mu.Unlock()
+	return len(m.exits.all) == 0 && slices.Equal(w.running(), uuids)
 }
 
 func poll(ctx context.Context, condition func() bool) error {
@@ -100,7 +118,8 @@ type world struct {
 	mu sync.Mutex // serializes the calls that read and write modules
 }
 
-// steps returns the orders in sequence; each returns once the manager has accepted it.
+// steps returns the orders in sequence; each returns once the manager has accepted it. A daemon that was killed before
+// it noted a step leaves that step to the next daemon, so each step must succeed again after it has had its full effect.
 func (w *world) steps() []func(context.Context) error {
 	doc := func(modules ...map[string]any) []byte { return object(map[string]any{"modules": modules}) }
 	order := func(i int, action, uuid string) func(context.Context) error {
@@ -115,7 +134,7 @@ func (w *world) steps() []func(context.Context) error {
 		order(3, wire.ActionDelete, "m2"),
 		w.deliver(topics.Desired(runtimeA), doc(moduleData("d1"), moduleData("d2", "restart", "never"))),
 		w.await("d1", "d2", "m1", "m3"),
-		func(context.Context) error { return w.end("m3", status(5, "exited", "")) },
+		func(context.Context) error { return w.endOnce("m3", status(5, "exited", "")) },
 		w.deliver(topics.Desired(runtimeA), doc(moduleData("d1"))),
 		w.await("d1", "m1"),
 	}
@@ -231,6 +250,15 @@ func (w *world) end(uuid string, payload []byte) error {
 	return nil
 }
 
+// endOnce is like end, and succeeds also if the module is gone because an earlier daemon cleaned up after this end.
+func (w *world) endOnce(uuid string, payload []byte) error {
+	err := w.end(uuid, payload)
+	if errdefs.IsNotFound(err) && w.has("cleaned", uuid+" "+string(payload)) {
+		return nil
+	}
+	return err
+}
+
 func (w *world) Info() runtime.Info {
 	return runtime.Info{Type: "test/world", Name: "world", UUID: runtimeA, MaxModules: 8, Durable: true}
 }
@@ -268,9 +296,13 @@ func (w *world) Delete(_ context.Context, _ int, uuid string) error {
 	return w.end(uuid, status(137, "killed", ""))
 }
 
+// Cleanup notes how the module had ended before it removes the file, so that a kill between the two loses nothing.
 func (w *world) Cleanup(_ context.Context, _ int, uuid string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if _, payload, err := w.read(uuid); err == nil {
+		w.note("cleaned", uuid+" "+payload)
+	}
 	if err := os.Remove(w.path(uuid)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -307,17 +339,17 @@ func TestKilledAtEachLine(t *testing.T) {
 				w := &world{dir: t.TempDir()}
 				killed := false
 				if times == "" {
-					killed = w.run(t, point+"=kill")
+					killed = w.run(t, failpoint.Variable+"="+point+"=kill")
 				} else {
 					killed = w.runLate(t, point)
 				}
 				if !killed && times == "" {
-					killed = w.run(t, point+"=kill") // a line of the way back
+					killed = w.run(t, failpoint.Variable+"="+point+"=kill") // a line of the way back
 				}
 				if !killed && times == "" {
 					t.Fatal("the daemon never came to this line")
 				}
-				w.run(t, "")
+				w.run(t)
 				w.check(t)
 			}
 		})
@@ -326,8 +358,24 @@ func TestKilledAtEachLine(t *testing.T) {
 
 // runLate lets the daemon obey the first orders, and then kills it at the fail point.
 func (w *world) runLate(t *testing.T, point string) bool {
-	w.run(t, "edge.manager.delete.recorded=kill")
-	return w.run(t, point+"=kill")
+	w.run(t, failpoint.Variable+"=edge.manager.delete.recorded=kill")
+	return w.run(t, failpoint.Variable+"="+point+"=kill")
+}
+
+// TestKilledAfterEachStep kills the daemon after a step has had its full effect, before the step counts as done. The next
+// daemon gets the step again, as a broker delivers an order again whose acknowledgement was lost.
+func TestKilledAfterEachStep(t *testing.T) {
+	for i := range (&world{}).steps() {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			w := &world{dir: t.TempDir()}
+			if !w.run(t, killVariable+"="+fmt.Sprint(i)) {
+				t.Fatal("the daemon was not killed")
+			}
+			w.run(t)
+			w.check(t)
+		})
+	}
 }
 
 // TestKilledAtAnyTime kills one daemon after another at random moments.
@@ -339,7 +387,7 @@ func TestKilledAtAnyTime(t *testing.T) {
 			for range 12 {
 				w.runFor(t, 15*time.Millisecond+rand.N(120*time.Millisecond))
 			}
-			w.run(t, "")
+			w.run(t)
 			w.check(t)
 		})
 	}
@@ -358,11 +406,11 @@ func (w *world) runFor(t *testing.T, d time.Duration) {
 	}
 }
 
-// run runs a daemon and reports whether it was killed.
-func (w *world) run(t *testing.T, points string) (killed bool) {
+// run runs a daemon with further variables and reports whether it was killed.
+func (w *world) run(t *testing.T, variables ...string) (killed bool) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), worldVariable+"="+w.dir, failpoint.Variable+"="+points)
+	cmd.Env = append(append(os.Environ(), worldVariable+"="+w.dir, failpoint.Variable+"="), variables...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
@@ -391,6 +439,13 @@ func (w *world) check(t *testing.T) {
 	want := []string{`d2 {"code":137,"reason":"killed"}`, `m2 {"code":137,"reason":"killed"}`, `m3 {"code":5,"reason":"exited"}`}
 	if !slices.Equal(told, want) {
 		t.Errorf("told %q, want %q", told, want)
+	}
+	cleaned := w.lines("cleaned")
+	slices.Sort(cleaned)
+	cleaned = slices.Compact(cleaned)
+	want = []string{`d2 ` + string(status(137, "killed", "")), `m2 ` + string(status(137, "killed", "")), `m3 ` + string(status(5, "exited", ""))}
+	if !slices.Equal(cleaned, want) {
+		t.Errorf("cleaned up after %q, want %q: only after modules that had ended", cleaned, want)
 	}
 	if got := w.running(); !slices.Equal(got, []string{"d1", "m1"}) {
 		t.Errorf("running are %v, want d1 and m1", got)
