@@ -171,8 +171,9 @@ type exit struct {
 	UUID    string `json:"uuid"`
 	Payload []byte `json:"payload"`
 
-	sent    time.Time // when the exit was queued for the client; zero if it was not queued
-	dropped uint64    // Stats.Dropped of the client at that time
+	queued  bool      // it waits for the client in the manager's queue, or the client has it
+	dropped uint64    // Stats.Dropped of the client when it was queued
+	sent    time.Time // when the client got it; zero until then
 }
 
 // exits holds the exits that the broker has not acknowledged.
@@ -209,11 +210,11 @@ func (x *exits) put(key string, e exit) {
 func (x *exits) send(m *Manager, key string) {
 	x.mu.Lock()
 	e, ok := x.all[key]
-	if !ok || !e.sent.IsZero() {
+	if !ok || e.queued {
 		x.mu.Unlock()
 		return
 	}
-	e.sent, e.dropped = time.Now(), m.client.Stats().Dropped
+	e.queued, e.dropped = true, m.client.Stats().Dropped
 	x.all[key] = e
 	x.mu.Unlock()
 	h := m.host(e.Runtime)
@@ -224,10 +225,12 @@ func (x *exits) send(m *Manager, key string) {
 		if err == nil {
 			err = exitTold.Hit(m.ctx)
 		}
-		if err != nil {
-			e.sent = time.Time{}
-			x.put(key, e)
+		if err == nil {
+			e.sent = time.Now()
+		} else {
+			e.queued = false
 		}
+		x.put(key, e)
 	})
 }
 
@@ -271,7 +274,7 @@ func (x *exits) settle(m *Manager) int {
 		switch {
 		case e.sent.IsZero() || !connected || age <= exitsPoll:
 		case idle && lost:
-			e.sent = time.Time{}
+			e.queued, e.sent = false, time.Time{}
 			x.all[key] = e
 			dropped = append(dropped, key)
 		case idle, !lost && age > exitsKeep:

@@ -35,6 +35,7 @@ type bus struct {
 	grew     chan struct{}  // closed and replaced with each message
 	away     bool           // clients do not connect by themselves
 	silent   bool           // no orchestrator answers
+	stalled  chan struct{}  // if set, Publish with QoS 0 waits until it is closed, like a write to a slow broker
 	refuse   string         // the result that the orchestrator answers
 	answered map[string]bool
 }
@@ -142,9 +143,16 @@ func (b *bus) orchestrate(m mqtt.Message) {
 	b.route(nil, mqtt.Message{Topic: m.Topic, Payload: answer.Bytes(), QoS: 2})
 }
 
-func (c *busClient) Publish(_ context.Context, topic string, qos byte, retain bool, payload []byte) error {
+func (c *busClient) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
 	if err := channel.ValidTopic(topic); err != nil {
 		return err
+	}
+	if stalled := c.bus.stalled; stalled != nil && qos == 0 {
+		select {
+		case <-stalled:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()

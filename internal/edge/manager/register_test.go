@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -313,6 +314,42 @@ func TestDroppedExitIsSentAgain(t *testing.T) {
 		t.Errorf("the exit has the status %v, want code 4", got)
 	}
 	r.m.exits.waitEmpty(t)
+}
+
+// TestExitBehindSlowMessage: an exit stays in the record while it waits behind a message that a slow broker does not
+// take. Otherwise a kill would lose the exit.
+func TestExitBehindSlowMessage(t *testing.T) {
+	stalled := make(chan struct{})
+	proceed := sync.OnceFunc(func() { close(stalled) })
+	r := newRig(t, nil, func(b *bus) { b.stalled = stalled })
+	t.Cleanup(proceed)
+	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
+	r.a.find(t, true, 0, wire.Create, 1)
+	r.a.open(t, 0, 0, channel.Write, "slow")
+	r.a.tell(t, false, 0, 0, "text")
+	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 4, "reason": "exited"}}`)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	recorded := func() bool {
+		n := 0
+		err := r.m.store.All(kindExit, func(string, []byte) error { n++; return nil })
+		return err == nil && n == 1
+	}
+	if err := poll(ctx, recorded); err != nil {
+		t.Fatal("the exit is not recorded:", err)
+	}
+	<-time.After(3 * exitsPoll)
+	if n := r.count(isExit("m")); n != 0 || !recorded() {
+		t.Errorf("the exit was sent %d times and is in the record: %v; want 0 times and true", n, recorded())
+	}
+	proceed()
+	if got := r.exitedOf(runtimeA, "m", 1)["status"].(map[string]any); got["code"] != 4.0 {
+		t.Errorf("the exit has the status %v, want code 4", got)
+	}
+	r.m.exits.waitEmpty(t)
+	if n := r.count(isExit("m")); n != 1 {
+		t.Errorf("the exit was sent %d times, want 1", n)
+	}
 }
 
 // forget drops the client's queue.
