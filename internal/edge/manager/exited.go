@@ -217,10 +217,7 @@ func (x *exits) send(m *Manager, key string) {
 	e.queued, e.dropped = true, m.client.Stats().Dropped
 	x.all[key] = e
 	x.mu.Unlock()
-	h := m.host(e.Runtime)
-	if h == nil {
-		return
-	}
+	h := m.host(e.Runtime) // never nil: keep and load take only exits of configured runtimes
 	m.out.send(m.config.Topics.ControlOf(e.Runtime), 2, m.request(wire.ActionExited, h.exitedData(e.UUID, e.Payload)).Bytes(), func(err error) {
 		if err == nil {
 			err = exitTold.Hit(m.ctx)
@@ -298,12 +295,16 @@ func (x *exits) settle(m *Manager) int {
 	return left
 }
 
-// load reads the exits of an earlier daemon.
+// load reads the exits of an earlier daemon. It leaves an exit whose runtime is not configured in the record.
 func (x *exits) load(m *Manager) error {
 	return m.store.All(kindExit, func(key string, value []byte) error {
 		var e exit
 		if err := json.Unmarshal(value, &e); err != nil {
 			m.refuse("record", "unreadable exit in the record", "err", err)
+			return nil
+		}
+		if m.host(e.Runtime) == nil {
+			m.refuse("record", "recorded exit of a runtime that is not configured", "module", e.UUID, "runtime", e.Runtime)
 			return nil
 		}
 		x.put(key, e)

@@ -293,6 +293,28 @@ func TestExitIsToldAgain(t *testing.T) {
 	}
 }
 
+// TestExitOfRemovedRuntime: an exit whose runtime is not configured stays in the record, and is reported by a daemon that
+// has the runtime again.
+func TestExitOfRemovedRuntime(t *testing.T) {
+	r := exitWhileAway(t)
+	r.m.hosts[0].wait(t.Context(), func() bool { return len(r.m.hosts[0].byUUID) == 0 })
+	r.client().forget()
+	r.close()
+	both := r.conf.Runtimes
+	r.conf.Runtimes = both[1:]
+	r.set(func(b *bus) { b.away = false })
+	r.open()
+	r.find(t, topics.Reg(runtimeB), 2, isAction(wire.ActionCreate))
+	<-time.After(3 * exitsPoll)
+	r.close()
+	r.conf.Runtimes = both
+	r.open()
+	if got := r.exitedOf(runtimeA, "m", 1)["status"].(map[string]any); got["code"] != 4.0 {
+		t.Errorf("the exit has the status %v, want code 4", got)
+	}
+	r.m.exits.waitEmpty(t)
+}
+
 // TestDroppedExitIsSentAgain: an exit that the client had to drop while the broker was away is reported once the broker
 // is back.
 func TestDroppedExitIsSentAgain(t *testing.T) {
