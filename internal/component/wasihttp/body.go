@@ -63,6 +63,13 @@ func (b *outBody) output() wasi.Output {
 // errTooLong is the error of the stream if the guest writes more bytes than the content-length that it has declared.
 var errTooLong = errors.New("HTTP-request-body-size or HTTP-response-body-size: more bytes than the content-length")
 
+// end ends the stream when everything is written.
+func (b *outBody) end() error {
+	err := b.stream.Close()
+	b.early.discard()
+	return err
+}
+
 func (b *outBody) tooShort() error {
 	return fmt.Errorf("%d bytes less than the content-length", b.limit)
 }
@@ -116,22 +123,26 @@ func (b *outBody) lose() {
 // earlyWindow bytes. To write more, the guest must wait until then.
 type earlyOutput struct {
 	state   *wasi.State
-	written []byte // counted by State.Hold
+	written []byte
+	held    int // bytes that were written early, counted by State.Hold until the body has ended
 	to      wasi.Output
 	closed  bool
 }
 
-const earlyWindow = 64 << 10
+// earlyWindow is what wasmtime-wasi-http accepts too. Guests that build an answer of some size before they set the response
+// are written against that.
+const earlyWindow = 1 << 20
 
 func (e *earlyOutput) connect(to wasi.Output) {
 	e.to = to
 	_ = to.Write(e.written)
-	e.discard()
+	e.written = nil
 }
 
 func (e *earlyOutput) discard() {
-	e.state.Hold(-len(e.written))
 	e.written = nil
+	e.state.Hold(-e.held)
+	e.held = 0
 }
 
 // Close is called when the guest drops the body without finishing it. If there is no sink yet, Close discards what the
@@ -139,6 +150,7 @@ func (e *earlyOutput) discard() {
 func (b *outBody) Close() error {
 	if b.to != nil {
 		b.to.abandon()
+		b.early.discard()
 	}
 	b.lose()
 	return nil
@@ -162,6 +174,7 @@ func (e *earlyOutput) Write(p []byte) error {
 	if !e.state.Hold(len(p)) {
 		return wasi.ErrHeld
 	}
+	e.held += len(p)
 	e.written = append(e.written, p...)
 	return nil
 }

@@ -253,7 +253,7 @@ func (x *call) finish(c *wasi.Call, body *outBody, trailers []field) error {
 
 // end sends the rest of the request's body, and ends it.
 func (x *call) end(body *outBody, trailers []field) error {
-	switch err := body.stream.Close(); {
+	switch err := body.end(); {
 	case errors.Is(err, io.ErrClosedPipe): // the transport has stopped reading; the response says why
 		return nil
 	case err != nil || body.limit > 0: // longer or shorter than the content-length

@@ -152,7 +152,7 @@ func (x *exchange) finish(c *wasi.Call, body *outBody, trailers []field) error {
 	if x.ended { // the stream has ended, too
 		return nil
 	}
-	if err := body.stream.Close(); err != nil && !errors.Is(err, io.ErrClosedPipe) {
+	if err := body.end(); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		return err
 	}
 	if body.limit > 0 && x.r.Method != http.MethodHead && !x.lost {

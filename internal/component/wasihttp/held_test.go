@@ -228,7 +228,7 @@ func TestOutgoingRequestsCount(t *testing.T) {
 // TestUnsentBodiesAreReleased: a body that loses its request or response is of no use.
 func TestUnsentBodiesAreReleased(t *testing.T) {
 	g, m := metered(t, nil) // each request is denied
-	text := strings.Repeat("x", earlyWindow)
+	text := strings.Repeat("x", 64<<10)
 	newRequest := func() (owner, body uint32) {
 		owner = g.request(post, "http://host/")
 		return owner, g.ok(g.call(types, "[method]outgoing-request.body", u32(owner))).U32()

@@ -128,7 +128,7 @@ func TestMemoryOfTheHostIsBounded(t *testing.T) {
 		"bodies": func(g *guest) bool {
 			r := g.call(types, "[constructor]outgoing-response", u32(g.fields())).U32()
 			b := g.ok(g.call(types, "[method]outgoing-response.body", u32(r))).U32()
-			return g.write(g.stream(b), big[:earlyWindow])
+			return g.write(g.stream(b), big[:64<<10])
 		},
 	} {
 		g := newGuest(t)

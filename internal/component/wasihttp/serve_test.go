@@ -544,3 +544,36 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 	})
 }
+
+// TestBodyBeforeResponse checks that a guest can write a body of some size before it sets its response, that a body over
+// the window fails without a trap, and that what is written counts until the body has ended.
+func TestBodyBeforeResponse(t *testing.T) {
+	piece := strings.Repeat("x", 4096)
+	server, outcomes := serve(t, false, func(g *guest, _, out uint32) {
+		response := g.call(types, "[constructor]outgoing-response", u32(g.fields())).U32()
+		body := g.ok(g.call(types, "[method]outgoing-response.body", u32(response))).U32()
+		stream := g.stream(body)
+		for range 300 << 10 / 4096 {
+			if !g.write(stream, piece) {
+				panic(trap{errors.New("a write before the response fails")})
+			}
+		}
+		g.call(types, "[static]response-outparam.set", u32(out), u32(0), u32(response))
+		g.state.Drop(stream)
+		g.finish(body)
+	})
+	response, text := do(t, server, request(t, "GET", server.URL, nil))
+	if err := (<-outcomes).err; err != nil || response.StatusCode != http.StatusOK || len(text) != 300<<10 {
+		t.Errorf("response = %s with %d bytes, %v; want 200 with %d", response.Status, len(text), err, 300<<10)
+	}
+	g, m := metered(t, nil)
+	owner := g.call(types, "[constructor]outgoing-response", u32(g.fields())).U32()
+	body := g.ok(g.call(types, "[method]outgoing-response.body", u32(owner))).U32()
+	stream, n := g.stream(body), 0
+	for g.write(stream, piece) {
+		n += 4096
+	}
+	if n != earlyWindow || m.Load() < int64(n) {
+		t.Errorf("the stream took %d bytes, and %d count; want %d", n, m.Load(), earlyWindow)
+	}
+}
