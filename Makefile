@@ -72,11 +72,11 @@ test: ## run what every change must pass: lint, unit, backend, end-to-end and cr
 	@hack/test.sh setup build lint test-unit test-machines test-daemon test-smoke
 
 .PHONY: quick
-quick: build/tools/golangci-lint build/tools/gotestsum ## check what a commit could break, in minutes: vet, lint, unit and end-to-end tests of what depends on the files changed since BASE
+quick: build/tools/golangci-lint build/tools/gotestsum build/tools/h2spec ## check what a commit could break, in minutes: vet, lint, unit and end-to-end tests of what depends on the files changed since BASE
 	@go run ./hack/quick -base '$(BASE)' -unit "$$(hack/unit.sh packages)"
 
 .PHONY: test-unit test-machines
-test-unit: build images build/tools/gotestsum ## run the unit tests with the race detector, and check the import rules
+test-unit: build images build/tools/gotestsum build/tools/h2spec ## run the unit tests with the race detector, and check the import rules
 	@hack/unit.sh
 test-machines: build images build/tools/gotestsum ## run the unit tests that boot machines
 	@hack/unit.sh machines
@@ -90,7 +90,7 @@ test-daemon: build images build/tools/gotestsum ## run the end-to-end and crash 
 	exit $$code
 
 .PHONY: flaky
-flaky: build images build/tools/gotestsum ## run the unit tests of PKG (all) N times (50) beside busy loops, and list those that are not always green
+flaky: build images build/tools/gotestsum build/tools/h2spec ## run the unit tests of PKG (all) N times (50) beside busy loops, and list those that are not always green
 	@hack/flaky.sh '$(or $(N),50)' '$(or $(PKG),./cmd/... ./internal/...)' $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test-all
@@ -121,6 +121,9 @@ test-connect: build images build/tools/connectconformance ## run the public conf
 
 build/tools/connectconformance: hack/connect/go.mod hack/connect/go.sum
 	go build -C hack/connect -o $(CURDIR)/$@ connectrpc.com/conformance/cmd/connectconformance
+
+build/tools/h2spec: hack/h2spec/go.mod hack/h2spec/go.sum
+	go build -C hack/h2spec -o $(CURDIR)/$@ github.com/summerwind/h2spec/cmd/h2spec
 
 .PHONY: test-browser
 test-browser: build images build/browser/page.js build/tools/kubelet-probe ## call components from a page in Chromium, through nginx and HAProxy, and by a kubelet's probes (2 min; installs Chromium)

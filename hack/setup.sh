@@ -22,6 +22,7 @@ packages=(
   redis-server                          # a store for components; the service stays off, tests start their own
   gcc libc6-dev                         # for tripod-wasm, whose engine is a C library, and go test -race
   curl                                  # an independent client of the pods
+  nghttp2-client                        # an independent client of HTTP/2, and h2load for make bench
   jq procps util-linux ca-certificates xz-utils
   make git                              # the build itself
 )
