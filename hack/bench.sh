@@ -11,7 +11,8 @@
 #
 # bench.sh edge: only edge modules.
 #
-# bench.sh first: only the first start of a component, and calls to Greeters in C, Go and JavaScript; prints the tables.
+# bench.sh first: only the first start of a component, calls to Greeters in C, Go and JavaScript, and HTTP/2 without a component;
+# prints the tables.
 #
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
 # build/bin/tripod-wasm and what `hack/setup.sh bench` installs; hack/containerd.sh builds today's containerd. Modules are
@@ -220,6 +221,24 @@ measure_first() {
   say "Tripod, wasm: Greeters beside grpc-go"
   build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" --seconds 1 peers build/bin/greeter-native \
     registry.k8s.io/tripod/wasm/greeter-{c,js}:1 "registry.k8s.io/$first_component"{,",reuse"} >"$dir/wasm-peers.md"
+  settle
+  measure_wire
+}
+
+# measure_wire: compare the server of HTTP/2 without a component, into $dir/wasm-wire.md.
+measure_wire() {
+  say "Tripod, wasm: HTTP/2 without a component beside grpc-go"
+  {
+    printf '| HTTP/2 without a component | Tripod | grpc-go | ratio |\n|---|---:|---:|---:|\n'
+    go test -vet=off -run '^$' -bench '^Benchmark(HTTP2|H2load|IdleMemory)$' -benchtime 7x ./internal/sandbox/wasm/internal/dataplane |
+      awk '/^Benchmark/ {
+        name = $1; sub(/^Benchmark/, "", name); sub(/-[0-9]+$/, "", name)
+        for (i = 3; i < NF; i += 2) value[$(i + 1)] = $i
+        unit = "ours/s" in value ? "/s" : "-KiB"
+        printf "| %s, %s | %.0f | %.0f | %.2f |\n", name, unit == "/s" ? "calls/s" : "KiB each", value["ours" unit], value["grpc-go" unit], value["ratio"]
+        delete value
+      }'
+  } >"$dir/wasm-wire.md"
 }
 
 # measure_many: start as many containers as components, each one process that sleeps.
@@ -288,7 +307,7 @@ inside() {
     await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
     measure_first
     stop_runtime
-    cat "$dir/wasm-first.md" "$dir/wasm-peers.md"
+    cat "$dir/wasm-first.md" "$dir/wasm-peers.md" "$dir/wasm-wire.md"
     return
   fi
   if [ "$pods" = containers ]; then
@@ -392,6 +411,11 @@ Greeters (examples/wasm/greeter-c, greeter-js and greeter-go) answer SayHello, b
 network namespace. Neither side has a limit of processor time. Each request has a fresh instance, but for the rows with reuse.
 
 $(cat "$dir/wasm-peers.md")
+
+The next table is the data plane alone, on loopback in one process with the server of grpc-go. The client is grpc-go with one call at a time on each connection,
+h2load with one or ten, or one that only writes frames.
+
+$(cat "$dir/wasm-wire.md")
 
 ### First start
 

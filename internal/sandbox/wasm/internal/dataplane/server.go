@@ -3,7 +3,6 @@ package dataplane
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -13,9 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"crypto/tls"
-
 	"github.com/containerd/errdefs"
+	"golang.org/x/net/http2"
 	"golang.org/x/time/rate"
 
 	"github.com/tripod-run/tripod/internal/connlimit"
@@ -68,7 +66,7 @@ type Stats struct {
 // Server serves one pod's sockets.
 type Server struct {
 	Config
-	http   *http.Server
+	web    *tcpServer
 	quic   *quicServer // nil without a QUIC socket
 	altSvc []string
 	log    *throttledLog
@@ -103,29 +101,8 @@ func NewServer(c Config) (*Server, error) {
 	}
 	s := &Server{Config: c, log: &throttledLog{Handler: c.Logger.Handler(), limit: rate.NewLimiter(10, 20)}}
 	s.tcp, s.udp = c.Group.Limiter(c.Name, c.Connections), c.Group.Limiter(c.Name+"/quic", c.Connections)
-	s.http = s.newHTTP()
+	s.web = newTCPServer(s)
 	return s, nil
-}
-
-// newHTTP returns the HTTP server for both TCP sockets.
-func (s *Server) newHTTP() *http.Server {
-	protocols := &http.Protocols{}
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(true)
-	server := s.tcp.HTTPServer(http.HandlerFunc(s.serveHTTP))
-	server.Protocols = protocols
-	server.HTTP2 = &http.HTTP2Config{
-		MaxConcurrentStreams: maxStreams,
-		// These bound the unread bytes that a client can send, as for QUIC.
-		MaxReceiveBufferPerStream:     streamWindow,
-		MaxReceiveBufferPerConnection: connectionWindow,
-		SendPingTimeout:               pingAfter,
-		PingTimeout:                   goneAfter - pingAfter,
-		WriteByteTimeout:              stuckTime,
-	}
-	server.ErrorLog = slog.NewLogLogger(s.log, slog.LevelWarn)
-	return server
 }
 
 // Start serves the sockets in the background until Shutdown or Close is called. Call Start only once. It returns
@@ -141,20 +118,12 @@ func (s *Server) Start(sockets Sockets) error {
 		s.serving.Go(s.quic.serve)
 	}
 	if sockets.TLS != nil {
-		s.serveTCP(tls.NewListener(s.tcp.Listener(sockets.TLS), s.TLS.config("h2", "http/1.1")))
+		s.serving.Go(func() { s.web.serve(s.tcp.Listener(sockets.TLS), s.TLS.config(http2.NextProtoTLS, "http/1.1")) })
 	}
 	if sockets.Cleartext != nil {
-		s.serveTCP(s.tcp.Listener(sockets.Cleartext))
+		s.serving.Go(func() { s.web.serve(s.tcp.Listener(sockets.Cleartext), nil) })
 	}
 	return nil
-}
-
-func (s *Server) serveTCP(ln net.Listener) {
-	s.serving.Go(func() {
-		if err := s.http.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			s.Logger.Error("serve HTTP failed", "address", ln.Addr().String(), "err", err)
-		}
-	})
 }
 
 // serveHTTP serves the requests of all protocols.
@@ -196,7 +165,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = s.http.Shutdown(drain) }) // returns only drain's error, or errors from closing listeners
+		wg.Go(func() { s.web.shutdown(drain) })
 		if s.quic != nil {
 			wg.Go(func() { s.quic.shutdown(drain) })
 		}
@@ -239,14 +208,14 @@ func (s *Server) awaitDrain(ctx context.Context, done <-chan struct{}) error {
 
 // Close closes sockets and connections immediately. It ends the contexts of the requests in progress.
 func (s *Server) Close() error {
-	err := s.http.Close()
+	s.web.close()
 	if s.quic != nil {
 		s.quic.close()
 	}
 	s.serving.Wait()
 	s.tcp.Close()
 	s.udp.Close()
-	return err
+	return nil
 }
 
 // throttledLog is a slog.Handler that drops records over a rate limit.

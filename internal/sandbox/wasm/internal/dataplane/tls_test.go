@@ -131,7 +131,7 @@ func TestFaultW6_ServerCertificate(t *testing.T) {
 				}
 			}
 			eventually(t, "both failed handshakes are logged", func() bool {
-				return strings.Contains(s.log.String(), "QUIC handshake failed") && strings.Contains(s.log.String(), "TLS handshake error")
+				return strings.Contains(s.log.String(), "QUIC handshake failed") && strings.Contains(s.log.String(), "TLS handshake failed")
 			})
 		})
 	}
