@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -74,6 +75,9 @@ var fileFuncs = map[string]Func{
 	"[method]descriptor.open-at": onDir(false, openAt),
 	"[method]descriptor.readlink-at": onDir(false, func(c *Call, d *descriptor) error {
 		to, err := d.dir.Readlink(c.In.String())
+		if err == nil && !utf8.ValidString(to) {
+			err = unix.EILSEQ
+		}
 		if err != nil {
 			return err
 		}

@@ -7,9 +7,9 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -320,8 +320,9 @@ func openMode(how, flags uint32) int {
 
 // entries is the resource directory-entry-stream.
 type entries struct {
-	state *State
-	dir   *os.File
+	state   *State
+	dir     *os.File
+	leftOut int // names that are not UTF-8, which the guest could not pass back
 }
 
 // Close closes the directory.
@@ -340,7 +341,7 @@ func readDirectory(c *Call, d *descriptor) error {
 		return err
 	}
 	c.OK()
-	c.Own(&entries{c.State, f})
+	c.Own(&entries{state: c.State, dir: f})
 	return nil
 }
 
@@ -350,8 +351,12 @@ func readEntry(c *Call) error {
 		return err
 	}
 	next, err := e.dir.ReadDir(1)
+	for ; err == nil && !utf8.ValidString(next[0].Name()); next, err = e.dir.ReadDir(1) {
+		e.leftOut++
+	}
 	switch {
 	case errors.Is(err, io.EOF):
+		e.report()
 		c.OK()
 		c.Out = wit.AppendOption(c.Out, false)
 	case err != nil:
@@ -360,9 +365,17 @@ func readEntry(c *Call) error {
 		c.OK()
 		c.Out = wit.AppendOption(c.Out, true)
 		c.Out = wit.AppendCase(c.Out, fileType(next[0].Type()))
-		c.Out = wit.AppendString(c.Out, strings.ToValidUTF8(next[0].Name(), "\uFFFD"))
+		c.Out = wit.AppendString(c.Out, next[0].Name())
 	}
 	return nil
+}
+
+// report writes to the log how many entries were left out.
+func (e *entries) report() {
+	if e.leftOut > 0 && e.state.options.Log != nil {
+		e.state.options.Log(logEntry(levelWarn, "wasi:filesystem", fmt.Sprintf("a directory has names that are not UTF-8: %d of its entries are left out", e.leftOut)))
+	}
+	e.leftOut = 0
 }
 
 // fileType returns the case of descriptor-type.

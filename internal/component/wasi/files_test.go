@@ -74,13 +74,17 @@ func TestFilesAreWrittenAndRead(t *testing.T) {
 
 func TestDirectoriesAreListed(t *testing.T) {
 	g, dir, root := preopened(t, true)
-	for _, name := range []string{"a", "b"} {
+	var log []string
+	g.options.Log = func(entry []byte) { log = append(log, string(entry)) }
+	for _, name := range []string{"a", "b", "\xff", "caf\xe9"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Symlink("a", filepath.Join(dir, "link")); err != nil {
-		t.Fatal(err)
+	for name, to := range map[string]string{"link": "a", "odd": "\xff"} {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	list := ok(t, g.call(fsys, "[method]descriptor.read-directory", u32(root))).U32()
 	var got []string
@@ -93,12 +97,16 @@ func TestDirectoriesAreListed(t *testing.T) {
 		got = append(got, string(rune('0'+kind))+r.String())
 	}
 	slices.Sort(got)
-	if want := "5link 6a 6b"; strings.Join(got, " ") != want {
+	if want := "5link 5odd 6a 6b"; strings.Join(got, " ") != want {
 		t.Errorf("directory entries %v, want %s", got, want)
+	}
+	if len(log) != 1 || !strings.Contains(log[0], "level=WARN") || !strings.Contains(log[0], "not UTF-8: 2 of its entries") {
+		t.Errorf("log = %q, want one warning about two entries", log)
 	}
 	if to := ok(t, g.call(fsys, "[method]descriptor.readlink-at", u32(root), str("link"))).String(); to != "a" {
 		t.Errorf("readlink-at = %q, want \"a\"", to)
 	}
+	failed(t, g.call(fsys, "[method]descriptor.readlink-at", u32(root), str("odd")), caseOfErrno(unix.EILSEQ))
 	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(root), u32(0), str("link"), u32(0), u32(flagRead)), caseOfErrno(unix.ELOOP))
 	same := func(a, b uint32) bool {
 		return g.call(fsys, "[method]descriptor.is-same-object", u32(a), u32(b)).Bool()

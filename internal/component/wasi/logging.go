@@ -17,6 +17,9 @@ const (
 // logLevels are the levels of wasi:logging in order, as entries show them.
 var logLevels = [...]string{"TRACE", "DEBUG", "INFO", "WARN", "ERROR", "CRITICAL"}
 
+// levelWarn is the index of WARN in logLevels.
+const levelWarn = 3
+
 // loggingFuncs write entries to Options.Log: one line each, in logfmt as log/slog writes it, so that a message with
 // line breaks cannot look like two entries.
 var loggingFuncs = map[string]Func{
