@@ -140,9 +140,7 @@ func TestRequests(t *testing.T) {
 	c := dialRaw(t, address)
 	c.request(1, false, "cookie", "a=1", "cookie", "b=2", "x-many", "1", "x-many", "2", "te", "trailers", "trailer", "x-end", "content-length", "4")
 	c.write(c.framer.WriteDataPadded(1, false, []byte("body"), make([]byte, 100)))
-	c.block.Reset()
-	c.write(c.hpack.WriteField(hpackField("x-end", "yes")))
-	c.write(c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.block.Bytes(), EndHeaders: true, EndStream: true}))
+	c.trailer(1)
 	c.write(c.send())
 	r := <-seen
 	got := fmt.Sprint(r.Method, r.URL, r.RequestURI, r.Host, r.Proto, r.ContentLength, r.Header, r.Trailer) + r.RemoteAddr
