@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync"
@@ -110,6 +111,11 @@ func (st *stream) run() {
 		st.handlerDone, st.closed = true, true
 		st.readable.Broadcast()
 		st.stopTimers()
+		if st.conn.handlers > 0 && len(st.conn.out) < smallWrite {
+			st.conn.mu.Unlock()
+			runtime.Gosched() // other answers go into the same write
+			st.conn.mu.Lock()
+		}
 		st.conn.flush()
 		st.conn.endIfDrained()
 		st.conn.mu.Unlock()
@@ -128,6 +134,10 @@ func (st *stream) stopTimers() {
 		}
 	}
 }
+
+// smallWrite is how much has to be there for the socket, in bytes, so that an answer does not wait for those of other
+// handlers that are about to end.
+const smallWrite = 1000
 
 // isOpen reports whether the stream is in conn.streams.
 func (st *stream) isOpen() bool { return st.conn.streams[st.id] == st }
