@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"github.com/containerd/errdefs"
 
@@ -41,8 +40,8 @@ type pod struct {
 	conn     *net.UnixConn
 	logger   *slog.Logger
 	resolver resolver
-	connects *rate.Limiter
-	lookups  *rate.Limiter
+	connects *pace
+	lookups  *pace
 	resolved resolved
 
 	writing sync.Mutex
@@ -54,7 +53,7 @@ type pod struct {
 func makePod(o egress.Order, rules egress.Rules, netns *os.File, conn *net.UnixConn, logger *slog.Logger) *pod {
 	p := &pod{
 		rules: rules, netns: netns, conn: conn, logger: logger.With("pod", o.Pod), pending: map[uint64]context.CancelFunc{},
-		connects: rate.NewLimiter(connectRate, connectBurst), lookups: rate.NewLimiter(lookupRate, lookupBurst),
+		connects: newPace(connectRate, connectBurst), lookups: newPace(lookupRate, lookupBurst),
 	}
 	p.resolver = newResolver(o.DNS, p.open)
 	return p
@@ -190,7 +189,7 @@ func (p *pod) resolve(ctx context.Context, host string, port uint16) (names []st
 	if len(candidates) == 0 {
 		return nil, nil, failure(egress.CodeDenied, "the pod's egress rules do not allow %s", describe(host, port))
 	}
-	if err := p.lookups.Wait(ctx); err != nil {
+	if err := p.lookups.wait(ctx); err != nil {
 		return nil, nil, failure(egress.CodeNameTimeout, "more than %d lookups per second", lookupRate)
 	}
 	full, addrs, err := p.resolver.lookup(ctx, candidates)
@@ -232,7 +231,7 @@ func (p *pod) connect(ctx context.Context, network, host string, port uint16) (*
 	if addrs, err = p.allowed(host, names, addrs, port); err != nil {
 		return nil, err
 	}
-	if err := p.connects.Wait(ctx); err != nil {
+	if err := p.connects.wait(ctx); err != nil {
 		return nil, failure(egress.CodeLimit, "more than %d connections per second", connectRate)
 	}
 	var first error
