@@ -53,8 +53,7 @@ type stream struct {
 
 	// The request's body. conn.mu guards these fields and those of the response below.
 	readable  sync.Cond // data, an end, or a deadline
-	data      []byte    // received; the bytes from read on have not been read
-	read      int
+	unread    unread
 	ended     bool  // the client has sent everything
 	failure   error // why there is no more, other than the end
 	closed    bool  // nobody reads the body
@@ -161,8 +160,7 @@ func (st *stream) end(err error) {
 	}
 	delete(c.streams, st.id)
 	c.idle = 0
-	c.credit(len(st.data) - st.read)
-	st.data, st.read = nil, 0
+	c.credit(st.unread.discard())
 	if err == nil {
 		c.budget.earn(2)
 		err = errFinished
@@ -203,20 +201,11 @@ func (st *stream) receive(data []byte, size int, ended bool) error {
 	if st.closed {
 		dropped = size
 	} else {
-		st.keep(data)
+		st.unread.add(data)
 	}
 	st.consumed(dropped)
 	st.readable.Broadcast()
 	return nil
-}
-
-// keep appends data to the unread data.
-func (st *stream) keep(data []byte) {
-	if st.read > 0 && len(st.data)+len(data) > cap(st.data) {
-		st.data = st.data[:copy(st.data, st.data[st.read:])]
-		st.read = 0
-	}
-	st.data = append(st.data, data...)
 }
 
 // consumed gives n bytes of the windows back to the client. It reports whether it has written a frame.
@@ -227,9 +216,6 @@ func (st *stream) consumed(n int) bool {
 	}
 	return st.conn.credit(n) || enlarge > 0
 }
-
-// keptData is the largest buffer for data that an empty stream keeps, in bytes.
-const keptData = 64 << 10
 
 // body is the stream's view as a request's body.
 type body stream
@@ -253,14 +239,8 @@ func (b *body) Read(p []byte) (int, error) {
 			return 0, os.ErrDeadlineExceeded
 		case st.failure != nil:
 			return 0, st.failure
-		case st.read < len(st.data):
-			n := copy(p, st.data[st.read:])
-			if st.read += n; st.read == len(st.data) {
-				st.data, st.read = st.data[:0], 0
-				if cap(st.data) > keptData { // a long stream keeps no large buffer
-					st.data = nil
-				}
-			}
+		case st.unread.size > 0:
+			n := st.unread.take(p)
 			if st.consumed(n) {
 				c.flush()
 			}
@@ -289,10 +269,8 @@ func (b *body) Close() error {
 		return nil
 	}
 	st.closed = true
-	unread := len(st.data) - st.read
-	st.data, st.read = nil, 0
 	st.readable.Broadcast()
-	if st.consumed(unread) {
+	if st.consumed(st.unread.discard()) {
 		st.conn.flush()
 	}
 	return nil
