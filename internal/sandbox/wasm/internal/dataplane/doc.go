@@ -35,6 +35,8 @@
 //	                                                           returns                               pooled at the end
 //	webTextWriter: rest, out      within Write, Flush          to ResponseWriter.Write, until it     by the next Write
 //	                                                           returns
+//	h2: chunks of a body          until they are read          never; Read copies                    after that, for any request
+//	h2: frames for a socket       from a Write to flush        to net.Conn.Write, until it returns   after that, for any connection
 //	halfDuplexBody.ahead          until it is read             never; Read copies                    never
 //	gzip readers, writers         within gunzip, gzipTo        never; Reset drops the last buffer    after each message
 //	worker: buffer.args, .result  within Invoke                to engine.Call, until it returns (a   after Invoke
@@ -56,10 +58,10 @@
 //	channellink: link.out         within write                 to net.Conn.Write, until it returns   by the next write
 //	channel: Conn.out             within write                 to net.Conn.Write, until it returns   by the next write
 //
-// The Write methods of net/http and quic-go do not retain the buffer, even if they fail. HTTP/2 encodes a frame before
-// the handler continues (go.dev/issue/58446), and HTTP/3 copies the bytes into packets under the stream's lock. The
-// table omits channel messages, because port.Send makes a copy that is never modified. TestFaultW8_NoForeignBytes and
-// TestW8NoForeignBytes (test/e2e) check that no client sees another client's bytes.
+// The Write methods of h2, net/http and quic-go do not retain the buffer, even if they fail: h2 copies the bytes into the
+// frames for the socket, and HTTP/3 into packets under the stream's lock. The table omits channel messages, because
+// port.Send makes a copy that is never modified. TestFaultW8_NoForeignBytes and TestW8NoForeignBytes (test/e2e) check that
+// no client sees another client's bytes.
 //
 // Sources: gRPC over HTTP/2 (grpc/doc/PROTOCOL-HTTP2.md), gRPC over HTTP/3 (grpc/proposal G2), RFC 9114 (HTTP/3),
 // RFC 9113 (HTTP/2), RFC 7838 (Alt-Svc), grpc/doc/statuscodes.md, grpc/doc/health-checking.md, W3C Trace Context.
