@@ -39,7 +39,7 @@ type hooks struct {
 	mu       sync.Mutex
 	stored   map[string]*queueSizes         // by client
 	received map[string]map[uint16]struct{} // messages with QoS 2 that were passed on and not yet released: their identifiers by client
-	clients  map[string]struct{}            // sessions on the disk, while loading
+	clients  map[string]string              // users of the sessions on the disk by client, while loading
 }
 
 func (h *hooks) ID() string { return "tripod" }
@@ -140,7 +140,17 @@ func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Pack
 	return pk
 }
 
-// OnConnectAuthenticate checks the user, the password and the certificate.
+// foreign returns the session with the client's identifier if it belongs to another user, or nil.
+func (h *hooks) foreign(cl *mochi.Client) *mochi.Client {
+	session, ok := h.server.Clients.Get(cl.ID)
+	if h.users == nil || !ok || bytes.Equal(session.Properties.Username, cl.Properties.Username) {
+		return nil
+	}
+	return session
+}
+
+// OnConnectAuthenticate checks the user, the password and the certificate, and that the session with the client's
+// identifier belongs to no other user, who would lose it.
 func (h *hooks) OnConnectAuthenticate(cl *mochi.Client, pk packets.Packet) bool {
 	certified := ""
 	if c, ok := cl.Net.Conn.(*conn); ok {
@@ -149,6 +159,13 @@ func (h *hooks) OnConnectAuthenticate(cl *mochi.Client, pk packets.Packet) bool 
 	ok := h.users.admit(string(pk.Connect.Username), pk.Connect.Password, certified)
 	if ok && len(pk.Connect.Username) == 0 {
 		cl.Properties.Username = []byte(certified)
+	}
+	if ok && h.foreign(cl) != nil {
+		h.denied.Add(1)
+		h.Log.Warn("broker: the session belongs to another user", "client", cl.ID, "user", string(cl.Properties.Username), "remote", cl.Net.Remote)
+		_ = h.server.SendConnack(cl, packets.ErrClientIdentifierNotValid, false, nil) // fails if the client is gone
+		cl.Stop(packets.ErrClientIdentifierNotValid)                                  // or mochi would send another CONNACK
+		return false
 	}
 	return ok
 }

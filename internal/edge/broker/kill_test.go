@@ -97,7 +97,7 @@ func TestStoredPubrec(t *testing.T) {
 	s.put(messageKey+"pub"+nul+"1f", []byte(`{"packet_id":31,"fixedheader":{"type":5}}`), false)
 	s.put(messageKey+"pub"+nul+"20", []byte(`{"packet_id":32,"fixedheader":{"type":3,"qos":1},"created":1099511627780}`), true)
 	s.wait()
-	h := &hooks{store: s, clients: map[string]struct{}{"pub": {}}, stored: map[string]*queueSizes{}, received: map[string]map[uint16]struct{}{}, bytes: 1}
+	h := &hooks{store: s, clients: map[string]string{"pub": ""}, stored: map[string]*queueSizes{}, received: map[string]map[uint16]struct{}{}, bytes: 1}
 	for range 2 { // the second time from its new key
 		messages, err := h.StoredInflightMessages()
 		require.NoError(t, err)

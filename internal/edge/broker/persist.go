@@ -72,6 +72,10 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 		connlimit.Of(c.Conn).Begin() // the connection is busy until it ends
 		h.delivery.Lock()
 		c.unlockDelivery = h.delivery.Unlock
+		if session := h.foreign(cl); session != nil { // another user was faster by a moment; its session is inherited empty
+			h.server.UnsubscribeClient(session)
+			session.ClearInflights()
+		}
 	}
 	if !known || pk.Connect.Clean || !persistent(previous) {
 		h.forgetReceived(cl.ID)
@@ -300,9 +304,9 @@ func (h *hooks) OnClientExpired(cl *mochi.Client) {
 // StoredClients loads the sessions. When the broker starts, mochi calls StoredClients first, and then the three
 // functions below, in the order of this file.
 func (h *hooks) StoredClients() (all []storage.Client, err error) {
-	h.clients = map[string]struct{}{}
+	h.clients = map[string]string{}
 	err = load(h, clientKey, func(c storage.Client) bool {
-		h.clients[c.ID] = struct{}{}
+		h.clients[c.ID] = string(c.Username)
 		all = append(all, c)
 		return true
 	})
@@ -322,7 +326,7 @@ func (h *hooks) StoredSubscriptions() (all []storage.Subscription, err error) {
 }
 
 // StoredInflightMessages loads the queued messages and the identifiers of received ones, and removes those without a
-// session.
+// session, and the messages that the session's user may not read any more.
 func (h *hooks) StoredInflightMessages() (all []storage.Message, err error) {
 	if err := h.loadReceived(); err != nil {
 		return nil, err
@@ -330,7 +334,8 @@ func (h *hooks) StoredInflightMessages() (all []storage.Message, err error) {
 	err = h.store.each(messageKey, func(key string, value []byte) error {
 		var m storage.Message
 		client, _, _ := strings.Cut(key, nul)
-		if _, ok := h.clients[client]; !ok || json.Unmarshal(value, &m) != nil || m.PacketID == 0 {
+		user, ok := h.clients[client]
+		if !ok || json.Unmarshal(value, &m) != nil || m.PacketID == 0 || m.FixedHeader.Type == packets.Publish && !h.users.allowed(user, client, m.TopicName, false) {
 			h.store.del(messageKey+key, false)
 			return nil
 		}
