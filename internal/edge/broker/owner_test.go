@@ -12,7 +12,8 @@ import (
 )
 
 // TestSessionOfAnotherUser checks that a session, connected or not, also after a restart, goes only to its user: nobody
-// else gets its messages, ends it or disconnects its client. Messages that the rules forbid in the meantime stay away.
+// else gets its messages, ends it or disconnects its client. Messages that the rules forbid in the meantime stay away. If
+// the user is not configured any more, the session has ended.
 func TestSessionOfAnotherUser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "broker.db")
 	users := []broker.User{
@@ -63,4 +64,10 @@ func TestSessionOfAnotherUser(t *testing.T) {
 	require.Equal(t, []byte{0x20, 2, 1, 0}, answer)
 	alice.send([]byte{0xc0, 0})
 	require.Equal(t, []byte{0xd0, 0}, alice.read(t), "a message that alice may not read any more was sent")
+	alice.conn.Close()
+
+	s.stop(t)
+	s = embedded(t, broker.Config{Path: path, Users: users[1:]})
+	_, answer = open(resume, "bob")
+	require.Equal(t, []byte{0x20, 2, 0, 0}, answer, "the session of a user that does not exist any more has ended")
 }

@@ -301,11 +301,16 @@ func (h *hooks) OnClientExpired(cl *mochi.Client) {
 	h.mu.Unlock()
 }
 
-// StoredClients loads the sessions. When the broker starts, mochi calls StoredClients first, and then the three
+// StoredClients loads the sessions, and removes those of users that are not configured any more, or that were begun when
+// there were no users. When the broker starts, mochi calls StoredClients first, and then the three
 // functions below, in the order of this file.
 func (h *hooks) StoredClients() (all []storage.Client, err error) {
 	h.clients = map[string]string{}
 	err = load(h, clientKey, func(c storage.Client) bool {
+		if !h.users.known(string(c.Username)) {
+			h.Log.Warn("broker: removing the session of a user that is not configured", "client", c.ID, "user", string(c.Username))
+			return false
+		}
 		h.clients[c.ID] = string(c.Username)
 		all = append(all, c)
 		return true

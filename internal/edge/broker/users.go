@@ -75,6 +75,15 @@ func (u *users) admit(name string, password []byte, certified string) bool {
 	return bcrypt.CompareHashAndPassword(one.password, password) == nil
 }
 
+// known reports whether there is a user of the given name.
+func (u *users) known(name string) bool {
+	if u == nil {
+		return true
+	}
+	_, ok := u.byName[name]
+	return ok
+}
+
 // allowed reports whether a user has access to a topic, or to all topics that match a filter.
 func (u *users) allowed(name, client, topic string, write bool) bool {
 	if u == nil {
