@@ -110,6 +110,13 @@ func gateOf(cl *mochi.Client) *gate {
 	return nil
 }
 
+// ownProperties leaves an acknowledgement its own properties. mochi gives it also those of what it acknowledges and, because
+// of them, PUBACK the reason code 0x01, which is not defined.
+func ownProperties(pk packets.Packet) packets.Packet {
+	pk.Properties = packets.Properties{ReasonString: pk.Properties.ReasonString}
+	return pk
+}
+
 // OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It also
 // delays a message until the client's window has room and, with QoS 2, until the message is on the disk. OnPacketEncode
 // may block, because mochi calls it in the client's WriteLoop. The messages of mochi's resend, which have the DUP flag,
@@ -128,8 +135,10 @@ func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Pack
 			h.store.wait()
 		}
 		c.wait()
+	case packets.Pubrel:
+		return ownProperties(pk)
 	case packets.Puback, packets.Pubrec, packets.Pubcomp, packets.Suback, packets.Unsuback:
-		return restoreID(cl, pk)
+		return restoreID(cl, ownProperties(pk))
 	case packets.Connack:
 		if pk.ReasonCode != 0 {
 			h.refused.Add(1)

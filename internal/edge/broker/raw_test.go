@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -168,4 +169,31 @@ func TestJunk(t *testing.T) {
 	require.Eventually(t, func() bool { return s.stats().Sessions == 1 && s.stats().Clients == 1 }, patience, time.Millisecond, "nothing is left of them")
 	require.NoError(t, c.Publish(patient(t), "ok", 1, false, []byte("alive")))
 	in.wait(t, "alive")
+}
+
+// TestAcknowledgementsAreTheirOwn checks that acknowledgements of MQTT 5.0 have neither the properties of what they
+// acknowledge nor a reason code that they do not define: MQTT.js closes a connection for PUBACK with 0x01.
+func TestAcknowledgementsAreTheirOwn(t *testing.T) {
+	s := embedded(t, broker.Config{})
+	r := dialRaw(t, s.address)
+	r.send(connectPacket(5, 2, "acks"))
+	r.read(t)
+	user := append(append([]byte{0x26}, str("key")...), str("value")...)
+	properties := append([]byte{byte(len(user))}, user...)
+	publish := func(first byte) []byte {
+		return packet(first, slices.Concat(str("topic"), []byte{0, 7}, properties, []byte("payload")))
+	}
+	for _, step := range []struct {
+		name         string
+		send, answer []byte
+	}{
+		{"PUBLISH with QoS 1", publish(0x32), []byte{0x40, 2, 0, 7}},
+		{"PUBLISH with QoS 2", publish(0x34), []byte{0x50, 2, 0, 7}},
+		{"PUBREL", packet(0x62, slices.Concat([]byte{0, 7, 0}, properties)), []byte{0x70, 2, 0, 7}},
+		{"SUBSCRIBE", packet(0x82, slices.Concat([]byte{0, 8}, properties, str("other"), []byte{1})), []byte{0x90, 4, 0, 8, 0, 1}},
+		{"UNSUBSCRIBE", packet(0xa2, slices.Concat([]byte{0, 9}, properties, str("other"))), []byte{0xb0, 4, 0, 9, 0, 0}},
+	} {
+		r.send(step.send)
+		assert.Equal(t, step.answer, r.read(t), step.name)
+	}
 }
