@@ -66,6 +66,7 @@ type conn struct {
 	tableChanged bool         // the encoder begins its next block with the size of its table
 	failed       error        // the connection has ended
 	streams      map[uint32]*stream
+	blocked      int      // goroutines that wait at a stream's writable
 	handlers     int      // running handlers, of reset streams too
 	last         uint32   // highest stream that a client has opened
 	resets       []uint32 // the latest streams that we have reset, at most twice as many as can be open; a ring
@@ -154,7 +155,7 @@ func (c *conn) readPreface() error {
 		return err
 	}
 	if string(preface) != http2.ClientPreface {
-		return http2.ConnectionError(http2.ErrCodeProtocol)
+		return protocolError()
 	}
 	return nil
 }
@@ -171,7 +172,7 @@ func (c *conn) readFrame() (http2.Frame, error) {
 	}
 	f, err := c.framer.ReadFrameForHeader(header)
 	if _, ok := errors.AsType[http2.StreamError](err); ok && header.Type == http2.FrameHeaders {
-		err = http2.ConnectionError(http2.ErrCodeProtocol)
+		err = protocolError()
 	}
 	return f, err
 }
@@ -367,11 +368,7 @@ func (c *conn) windowUpdate(f *http2.WindowUpdateFrame) error {
 		if c.window += int64(f.Increment); c.window > maxWindow {
 			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
-		for _, st := range c.streams {
-			if st.blocked > 0 {
-				st.writable.Broadcast()
-			}
-		}
+		c.unblock()
 		return c.spend(&c.updates)
 	}
 	if c.isIdle(f.StreamID) {

@@ -288,7 +288,7 @@ func TestDeadlines(t *testing.T) {
 		case "moved":
 			_ = control.SetReadDeadline(soon)
 			_ = control.SetReadDeadline(time.Time{})
-			time.Sleep(100 * time.Millisecond) // the deadline that was moved passes
+			time.Sleep(100 * time.Millisecond) // pacing: the deadline that was taken back passes, and nothing must happen
 			_, err = r.Body.Read(nil)
 		}
 		results <- err

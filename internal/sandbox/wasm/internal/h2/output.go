@@ -108,10 +108,16 @@ func (c *conn) flushRound(all bool) {
 // wake wakes those who wait for a place in out.
 func (c *conn) wake() {
 	c.drained.Broadcast()
+	c.unblock()
+}
+
+// unblock wakes the handlers that wait to send.
+func (c *conn) unblock() {
+	if c.blocked == 0 { // as nearly always
+		return
+	}
 	for _, st := range c.streams {
-		if st.blocked > 0 {
-			st.writable.Broadcast()
-		}
+		st.writable.Broadcast()
 	}
 }
 
@@ -149,9 +155,9 @@ func (st *stream) send(data []byte) error {
 				c.flush()
 				continue
 			}
-			st.blocked++
+			c.blocked++
 			st.writable.Wait()
-			st.blocked--
+			c.blocked--
 			continue
 		}
 		c.appendData(st, data[:n])

@@ -68,7 +68,6 @@ type stream struct {
 	response    response
 	writable    sync.Cond // a window, a place in conn.out, or an end
 	window      int64     // what the client lets us send
-	blocked     int       // how many goroutines of the handler wait at writable
 	writeTimer  *time.Timer
 	handlerDone bool
 }
