@@ -1,13 +1,14 @@
 package mqtt
 
 import (
-	"bytes"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/edge/packet"
 )
 
 func TestConfig(t *testing.T) {
@@ -55,9 +56,7 @@ func TestConnectPacket(t *testing.T) {
 		test.cfg.URL = "mqtt://h"
 		cfg, err := test.cfg.withDefaults()
 		require.NoError(t, err)
-		var buf bytes.Buffer
-		require.NoError(t, encode(&buf, connectPacket(cfg)))
-		assert.Equal(t, []byte(test.want), buf.Bytes(), name)
+		assert.Equal(t, test.want, string(packet.Append(nil, connectPacket(cfg), byte(cfg.Protocol))), name)
 	}
 }
 

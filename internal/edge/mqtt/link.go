@@ -2,18 +2,19 @@ package mqtt
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/mochi-mqtt/server/v2/packets"
+
+	"github.com/tripod-run/tripod/internal/edge/packet"
 )
 
 const (
@@ -44,7 +45,7 @@ type link struct {
 
 	mu       sync.Mutex
 	space    *sync.Cond
-	buf      *bytes.Buffer
+	buf      []byte
 	err      error
 	kick     chan struct{}
 	done     chan struct{} // closed when the link has failed or was ended
@@ -87,81 +88,71 @@ func dial(ctx context.Context, c Config) (*link, error) {
 
 // handshake sends CONNECT and reads CONNACK.
 func handshake(conn net.Conn, c Config) (*link, error) {
-	var buf bytes.Buffer
-	if err := encode(&buf, connectPacket(c)); err != nil {
-		return nil, err
-	}
-	if _, err := conn.Write(buf.Bytes()); err != nil {
+	if _, err := conn.Write(packet.Append(nil, connectPacket(c), byte(c.Protocol))); err != nil {
 		return nil, err
 	}
 	l := &link{
 		conn: conn, r: bufio.NewReaderSize(conn, 64<<10), version: byte(c.Protocol), limit: c.MaxPacket, timeout: c.WriteTimeout,
 		window: window4, maxQoS: 2, keepAlive: c.KeepAlive, since: time.Now(),
-		buf: &bytes.Buffer{}, kick: make(chan struct{}, 1), done: make(chan struct{}),
+		kick: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	l.space = sync.NewCond(&l.mu)
-	pk, err := readPacket(l.r, l.version, l.limit)
-	switch {
-	case err != nil:
+	p, err := readPacket(l.r, l.version, l.limit)
+	if err != nil {
 		return nil, fmt.Errorf("no answer to CONNECT: %w", err)
-	case pk.FixedHeader.Type != packets.Connack:
-		return nil, fmt.Errorf("answered CONNECT with %s: %w", packets.PacketNames[pk.FixedHeader.Type], errdefs.ErrFailedPrecondition)
-	case pk.ReasonCode != 0:
-		return nil, fmt.Errorf("refused %q as user %q: %s: %w", c.ClientID, c.Username, refusal(l.version, pk), errdefs.ErrPermissionDenied)
 	}
-	l.accepted(pk)
+	answer, ok := p.(*packet.Connack)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("answered CONNECT with another packet, %T: %w", p, errdefs.ErrFailedPrecondition)
+	case answer.Code != packet.Success:
+		return nil, fmt.Errorf("refused %q as user %q: %s: %w", c.ClientID, c.Username, refusal(l.version, answer), errdefs.ErrPermissionDenied)
+	}
+	l.accepted(answer)
 	return l, nil
 }
 
 // accepted sets the link's limits from the CONNACK (MQTT 5.0 §3.2.2.3).
-func (l *link) accepted(pk packets.Packet) {
-	l.resumed = pk.SessionPresent
+func (l *link) accepted(p *packet.Connack) {
+	l.resumed = p.SessionPresent
 	now := time.Now().UnixNano()
 	l.lastSent.Store(now)
 	l.lastRecv.Store(now)
 	if l.version < 5 {
 		return
 	}
-	l.window = windowMax
-	if n := int(pk.Properties.ReceiveMaximum); n > 0 {
-		l.window = min(n, windowMax)
+	l.window = int(min(p.Properties.NumberOr(packet.ReceiveMaximum, windowMax), windowMax))
+	l.maxQoS = byte(p.Properties.NumberOr(packet.MaximumQoS, 2))
+	if p.Properties.Has(packet.ServerKeepAlive) {
+		l.keepAlive = time.Duration(p.Properties.Number(packet.ServerKeepAlive)) * time.Second
 	}
-	if pk.Properties.MaximumQosFlag {
-		l.maxQoS = pk.Properties.MaximumQos
-	}
-	if pk.Properties.ServerKeepAliveFlag {
-		l.keepAlive = time.Duration(pk.Properties.ServerKeepAlive) * time.Second
-	}
-	l.maxPacket = pk.Properties.MaximumPacketSize
+	l.maxPacket = p.Properties.Number(packet.MaximumPacketSize)
 }
 
 // refusal returns the reason in a CONNACK as text (MQTT 3.1.1 §3.2.2.3, MQTT 5.0 §3.2.2.2).
-func refusal(version byte, pk packets.Packet) string {
+func refusal(version byte, p *packet.Connack) string {
 	if version >= 5 {
-		return fmt.Sprintf("reason 0x%02x %s", pk.ReasonCode, pk.Properties.ReasonString)
+		return strings.TrimRight(fmt.Sprintf("%v: %s", p.Code, p.Properties.Text(packet.ReasonString)), ": ")
 	}
 	names := []string{1: "protocol version not accepted", 2: "client identifier not accepted", 3: "server unavailable", 4: "bad user name or password", 5: "not authorized"}
-	if int(pk.ReasonCode) < len(names) {
-		return names[pk.ReasonCode]
+	if int(p.Code) < len(names) {
+		return names[p.Code]
 	}
-	return fmt.Sprintf("return code %d", pk.ReasonCode)
+	return fmt.Sprintf("return code %d", byte(p.Code))
 }
 
 // send appends a packet to the buffer, which write sends. It blocks only while the buffer has more than writeAhead
 // bytes.
-func (l *link) send(pk packets.Packet) error {
-	pk.ProtocolVersion = l.version
+func (l *link) send(p packet.Packet) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.err == nil && l.buf.Len() > writeAhead {
+	for l.err == nil && len(l.buf) > writeAhead {
 		l.space.Wait()
 	}
 	if l.err != nil {
 		return l.err
 	}
-	if err := encode(l.buf, pk); err != nil {
-		return fmt.Errorf("mqtt: %s: %w", packets.PacketNames[pk.FixedHeader.Type], err)
-	}
+	l.buf = packet.Append(l.buf, p, l.version)
 	select {
 	case l.kick <- struct{}{}:
 	default:
@@ -171,7 +162,7 @@ func (l *link) send(pk packets.Packet) error {
 
 // write writes the buffer to the socket whenever send has added packets. Under load, one write sends many packets.
 func (l *link) write() {
-	reuse := &bytes.Buffer{}
+	var reuse []byte
 	for {
 		select {
 		case <-l.kick:
@@ -183,29 +174,27 @@ func (l *link) write() {
 		l.buf = reuse
 		l.space.Broadcast()
 		l.mu.Unlock()
-		if full.Len() > 0 {
+		if len(full) > 0 {
 			_ = l.conn.SetWriteDeadline(time.Now().Add(l.timeout)) // if the connection is closed, Write fails
-			if _, err := l.conn.Write(full.Bytes()); err != nil {
+			if _, err := l.conn.Write(full); err != nil {
 				l.fail(fmt.Errorf("mqtt: write to the broker: %w", err))
 				return
 			}
 			l.lastSent.Store(time.Now().UnixNano())
 		}
-		full.Reset()
-		if full.Cap() > 2*writeAhead { // free the memory of a large message
-			full = &bytes.Buffer{}
+		if reuse = full[:0]; cap(full) > 2*writeAhead { // free the memory of a large message
+			reuse = nil
 		}
-		reuse = full
 	}
 }
 
 // read passes every packet to handle, until the connection ends.
-func (l *link) read(handle func(packets.Packet) error) {
+func (l *link) read(handle func(packet.Packet) error) {
 	for {
-		pk, err := readPacket(l.r, l.version, l.limit)
+		p, err := readPacket(l.r, l.version, l.limit)
 		if err == nil {
 			l.lastRecv.Store(time.Now().UnixNano())
-			err = handle(pk)
+			err = handle(p)
 		}
 		if err != nil {
 			l.fail(err)
@@ -235,7 +224,7 @@ func (l *link) ping() {
 		}
 		if quiet := now.Sub(time.Unix(0, l.lastSent.Load())); max(silent, quiet) >= l.keepAlive/2 {
 			// Ignore an error from send, which means that the link has ended.
-			_ = l.send(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Pingreq}})
+			_ = l.send(&packet.Ping{Type: packet.PINGREQ})
 		}
 	}
 }
@@ -255,7 +244,7 @@ func (l *link) fail(err error) {
 
 // disconnect ends the link. It first sends a DISCONNECT, so that the broker does not publish the will.
 func (l *link) disconnect() {
-	if l.send(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Disconnect}}) == nil {
+	if l.send(&packet.End{Type: packet.DISCONNECT}) == nil {
 		// The broker then closes the connection, and the reader ends the link.
 		select {
 		case <-l.done:

@@ -5,7 +5,8 @@ import (
 	"fmt"
 
 	"github.com/containerd/errdefs"
-	"github.com/mochi-mqtt/server/v2/packets"
+
+	"github.com/tripod-run/tripod/internal/edge/packet"
 )
 
 // packetOverhead is the maximum number of bytes in a PUBLISH besides its topic and payload.
@@ -32,10 +33,7 @@ func (c *client) Publish(ctx context.Context, topic string, qos byte, retain boo
 	if l.maxPacket > 0 && int64(len(topic)+len(payload))+packetOverhead > int64(l.maxPacket) {
 		return fmt.Errorf("mqtt: publish to %q: %d bytes exceed the broker's limit of %d: %w", topic, len(payload), l.maxPacket, errdefs.ErrInvalidArgument)
 	}
-	err := l.send(packets.Packet{
-		FixedHeader: packets.FixedHeader{Type: packets.Publish, Retain: retain},
-		TopicName:   topic, Payload: payload,
-	})
+	err := l.send(&packet.Publish{Retain: retain, Topic: topic, Payload: payload})
 	if err != nil {
 		c.lost.Add(1)
 		return fmt.Errorf("mqtt: publish to %q with QoS 0: %v: %w", topic, err, errdefs.ErrUnavailable)
@@ -45,55 +43,53 @@ func (c *client) Publish(ctx context.Context, topic string, qos byte, retain boo
 }
 
 // handle processes a packet from the broker. An error ends the connection.
-func (c *client) handle(l *link, pk packets.Packet) error {
-	switch pk.FixedHeader.Type {
-	case packets.Publish:
-		return c.received(l, pk)
-	case packets.Puback, packets.Pubcomp:
-		c.acknowledged(pk)
-	case packets.Pubrec:
-		if pk.ReasonCode >= 0x80 {
-			c.acknowledged(pk)
+func (c *client) handle(l *link, p packet.Packet) error {
+	switch p := p.(type) {
+	case *packet.Publish:
+		return c.received(l, p)
+	case *packet.Ack:
+		switch {
+		case p.Type == packet.PUBREL:
+			return c.completed(l, p.ID)
+		case p.Type != packet.PUBREC || p.Code.Failed():
+			c.acknowledged(p)
 			return nil
 		}
-		reason := byte(0)
-		if !c.out.release(pk.PacketID) {
-			reason = packets.ErrPacketIdentifierNotFound.Code
+		code := packet.Success
+		if !c.out.release(p.ID) {
+			code = packet.IDNotFound
 		}
-		return l.send(ack(packets.Pubrel, pk.PacketID, reason))
-	case packets.Pubrel:
-		return c.completed(l, pk.PacketID)
-	case packets.Suback, packets.Unsuback:
-		c.out.answer(pk)
-	case packets.Pingresp:
-	case packets.Disconnect:
-		return fmt.Errorf("mqtt: the broker disconnected: reason 0x%02x %s: %w", pk.ReasonCode, pk.Properties.ReasonString, errdefs.ErrUnavailable)
+		return l.send(&packet.Ack{Type: packet.PUBREL, ID: p.ID, Code: code})
+	case *packet.Suback:
+		c.out.answer(p)
+	case *packet.Ping:
+	case *packet.End:
+		return fmt.Errorf("mqtt: the broker disconnected: %v %s: %w", p.Code, p.Properties.Text(packet.ReasonString), errdefs.ErrUnavailable)
 	default:
-		return fmt.Errorf("mqtt: the broker sent %s: %w", packets.PacketNames[pk.FixedHeader.Type], packets.ErrProtocolViolation)
+		return fmt.Errorf("mqtt: the broker sent %T: %w", p, &packet.Error{Code: packet.ProtocolError, Text: "a packet that no broker sends here"})
 	}
 	return nil
 }
 
 // acknowledged processes the broker's last answer to a published message.
-func (c *client) acknowledged(pk packets.Packet) {
-	if it := c.out.done(pk.PacketID, pk.ReasonCode); it != nil && pk.ReasonCode >= 0x80 && !it.released {
-		c.cfg.Log.Warn("mqtt: the broker refused a message", "topic", it.topic, "qos", it.qos, "reason", fmt.Sprintf("0x%02x", pk.ReasonCode), "text", pk.Properties.ReasonString)
+func (c *client) acknowledged(p *packet.Ack) {
+	if it := c.out.done(p.ID, p.Code); it != nil && p.Code.Failed() && !it.released {
+		c.cfg.Log.Warn("mqtt: the broker refused a message", "topic", it.topic, "qos", it.qos, "reason", p.Code.String(), "text", p.Properties.Text(packet.ReasonString))
 	}
 }
 
 // received puts a message into the inbox. The message is acknowledged after the Handler has returned.
-func (c *client) received(l *link, pk packets.Packet) error {
-	m := Message{Topic: pk.TopicName, Payload: pk.Payload, QoS: pk.FixedHeader.Qos, Retain: pk.FixedHeader.Retain}
+func (c *client) received(l *link, p *packet.Publish) error {
+	m := Message{Topic: p.Topic, Payload: p.Payload, QoS: p.QoS, Retain: p.Retain}
 	switch m.QoS {
 	case 0:
 		c.in.add(m, nil)
 	case 1:
 		// Acknowledge the message only on this connection, because on a later connection the identifier may belong to
 		// another message.
-		id := pk.PacketID
-		c.in.add(m, func() { _ = l.send(ack(packets.Puback, id, 0)) })
+		c.in.add(m, func() { _ = l.send(&packet.Ack{Type: packet.PUBACK, ID: p.ID}) })
 	case 2:
-		return c.receivedQoS2(l, m, pk.PacketID, pk.FixedHeader.Dup)
+		return c.receivedQoS2(l, m, p.ID, p.Dup)
 	}
 	return nil
 }
@@ -113,7 +109,7 @@ func (c *client) receivedQoS2(l *link, m Message, id uint16, dup bool) error {
 	c.mu.Unlock()
 	switch {
 	case handled:
-		return l.send(ack(packets.Pubrec, id, 0))
+		return l.send(&packet.Ack{Type: packet.PUBREC, ID: id})
 	case !known:
 		c.in.add(m, func() { c.handledQoS2(id, epoch) })
 	}
@@ -131,7 +127,7 @@ func (c *client) handledQoS2(id uint16, epoch uint64) {
 	}
 	c.mu.Unlock()
 	if same && l != nil {
-		_ = l.send(ack(packets.Pubrec, id, 0)) // if the link fails, the broker sends the message again
+		_ = l.send(&packet.Ack{Type: packet.PUBREC, ID: id}) // if the link fails, the broker sends the message again
 	}
 }
 
@@ -141,9 +137,9 @@ func (c *client) completed(l *link, id uint16) error {
 	_, known := c.qos2[id]
 	delete(c.qos2, id)
 	c.mu.Unlock()
-	reason := byte(0)
+	code := packet.Success
 	if !known {
-		reason = packets.ErrPacketIdentifierNotFound.Code
+		code = packet.IDNotFound
 	}
-	return l.send(ack(packets.Pubcomp, id, reason))
+	return l.send(&packet.Ack{Type: packet.PUBCOMP, ID: id, Code: code})
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/mochi-mqtt/server/v2/packets"
 
+	"github.com/tripod-run/tripod/internal/edge/packet"
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
@@ -113,7 +113,7 @@ func (c *client) serve(l *link) error {
 	workers.Go(guard.Func(c.cfg.Log, "MQTT connection", l.write))
 	workers.Go(guard.Func(c.cfg.Log, "MQTT connection", l.ping))
 	resend := c.attach(l)
-	workers.Go(func() { l.read(func(pk packets.Packet) error { return c.handle(l, pk) }) })
+	workers.Go(func() { l.read(func(p packet.Packet) error { return c.handle(l, p) }) })
 	workers.Go(func() { c.startUp(l, resend) })
 	select {
 	case <-l.done:
@@ -197,7 +197,7 @@ func (c *client) drain(l *link) {
 	for {
 		for it := c.out.next(l.window); it != nil; it = c.out.next(l.window) {
 			if l.maxPacket > 0 && it.size()+packetOverhead > int64(l.maxPacket) {
-				c.out.done(it.id, packets.ErrPacketTooLarge.Code)
+				c.out.done(it.id, packet.TooLarge)
 				c.cfg.Log.Error("mqtt: message dropped: larger than the broker's limit", "topic", it.topic, "bytes", it.size(), "limit", l.maxPacket)
 				continue
 			}
@@ -214,14 +214,11 @@ func (c *client) drain(l *link) {
 }
 
 // packet returns the packet to send for a message in flight: PUBLISH, or PUBREL once the broker has the message.
-func (c *client) packet(l *link, it *item, dup bool) packets.Packet {
+func (c *client) packet(l *link, it *item, dup bool) packet.Packet {
 	if it.released {
-		return ack(packets.Pubrel, it.id, 0)
+		return &packet.Ack{Type: packet.PUBREL, ID: it.id}
 	}
-	return packets.Packet{
-		FixedHeader: packets.FixedHeader{Type: packets.Publish, Qos: max(min(it.qos, l.maxQoS), 1), Retain: it.retain, Dup: dup},
-		TopicName:   it.topic, Payload: it.payload, PacketID: it.id,
-	}
+	return &packet.Publish{QoS: max(min(it.qos, l.maxQoS), 1), Retain: it.retain, Dup: dup, Topic: it.topic, Payload: it.payload, ID: it.id}
 }
 
 // dispatch passes messages to the Handler, one at a time.

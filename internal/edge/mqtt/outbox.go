@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/mochi-mqtt/server/v2/packets"
+
+	"github.com/tripod-run/tripod/internal/edge/packet"
 )
 
 // item is one message with QoS 1 or 2 on its way to the broker.
@@ -45,7 +46,7 @@ type outbox struct {
 	mu        sync.Mutex
 	pending   []*item
 	flight    map[uint16]*item
-	waiters   map[uint16]chan packets.Packet // for answers to SUBSCRIBE and UNSUBSCRIBE
+	waiters   map[uint16]chan *packet.Suback // for answers to SUBSCRIBE and UNSUBSCRIBE
 	used      int64                          // bytes of pending and flight
 	seq       uint64
 	lastID    uint16
@@ -60,7 +61,7 @@ type outbox struct {
 func newOutbox(limit int, bytes int64, ttl time.Duration) *outbox {
 	return &outbox{
 		limit: limit, bytes: bytes, ttl: ttl, offline: true,
-		flight: map[uint16]*item{}, waiters: map[uint16]chan packets.Packet{},
+		flight: map[uint16]*item{}, waiters: map[uint16]chan *packet.Suback{},
 		// Start at random, because the broker may still use identifiers of the previous process.
 		lastID:  uint16(rand.Uint32()),
 		changed: make(chan struct{}), work: make(chan struct{}, 1),
@@ -178,10 +179,10 @@ func (o *outbox) freeID() uint16 {
 }
 
 // wait reserves an identifier for a request, and returns the channel that gets the answer.
-func (o *outbox) wait() (uint16, chan packets.Packet) {
+func (o *outbox) wait() (uint16, chan *packet.Suback) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	id, answer := o.freeID(), make(chan packets.Packet, 1)
+	id, answer := o.freeID(), make(chan *packet.Suback, 1)
 	o.waiters[id] = answer
 	return id, answer
 }
@@ -194,12 +195,12 @@ func (o *outbox) forget(id uint16) {
 }
 
 // answer passes an answer to the request that waits for it.
-func (o *outbox) answer(pk packets.Packet) {
+func (o *outbox) answer(p *packet.Suback) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if w, ok := o.waiters[pk.PacketID]; ok {
-		delete(o.waiters, pk.PacketID)
-		w <- pk
+	if w, ok := o.waiters[p.ID]; ok {
+		delete(o.waiters, p.ID)
+		w <- p
 	}
 }
 
@@ -216,8 +217,8 @@ func (o *outbox) release(id uint16) bool {
 	return ok
 }
 
-// done removes and returns a message that the broker has acknowledged or, with a reason of 0x80 or more, refused.
-func (o *outbox) done(id uint16, reason byte) *item {
+// done removes and returns a message that the broker has acknowledged or, with the code of an error, refused.
+func (o *outbox) done(id uint16, code packet.Code) *item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	it, ok := o.flight[id]
@@ -226,9 +227,9 @@ func (o *outbox) done(id uint16, reason byte) *item {
 	}
 	delete(o.flight, id)
 	switch {
-	case reason == packets.ErrPacketIdentifierInUse.Code: // in use by the previous process: send the message again with another identifier
+	case code == packet.IDInUse: // in use by the previous process: send the message again with another identifier
 		o.pending = slices.Insert(o.pending, 0, it)
-	case reason >= 0x80 && !it.released:
+	case code.Failed() && !it.released:
 		o.drop(it)
 	default:
 		o.used -= it.size()

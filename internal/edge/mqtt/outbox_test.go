@@ -6,9 +6,10 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/mochi-mqtt/server/v2/packets"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/edge/packet"
 )
 
 func one(topic string) *item { return &item{topic: topic, payload: []byte("x"), qos: 1} }
@@ -107,10 +108,10 @@ func TestOutboxReasons(t *testing.T) {
 	require.NoError(t, o.add(context.Background(), one("a")))
 	it := o.next(10)
 	id := it.id
-	o.done(id, packets.ErrPacketIdentifierInUse.Code)
+	o.done(id, packet.IDInUse)
 	it = o.next(10)
 	assert.NotEqual(t, id, it.id, "once more, under another identifier")
-	o.done(it.id, packets.ErrNotAuthorized.Code)
+	o.done(it.id, packet.NotAuthorized)
 	queued, published, dropped := o.stats()
 	assert.Equal(t, []uint64{0, 0, 1}, []uint64{uint64(queued), published, dropped})
 	assert.Nil(t, o.done(it.id, 0), "an answer nobody waits for")

@@ -6,7 +6,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/mochi-mqtt/server/v2/packets"
+
+	"github.com/tripod-run/tripod/internal/edge/packet"
 )
 
 const (
@@ -32,18 +33,18 @@ func (c *client) Subscribe(ctx context.Context, filter string, qos byte, opts Su
 	if l == nil {
 		return nil
 	}
-	codes, err := c.subscribe(ctx, l, []packets.Subscription{c.option(filter, subscription{qos, opts})})
+	codes, err := c.subscribe(ctx, l, []packet.Subscription{c.option(filter, subscription{qos, opts})})
 	if err != nil {
 		if ctx.Err() == nil { // the connection is lost; the next connection renews the subscription
 			return nil
 		}
 		return fmt.Errorf("mqtt: subscribe to %q: %w", filter, err)
 	}
-	if codes[0] >= 0x80 {
+	if codes[0].Failed() {
 		c.mu.Lock()
 		delete(c.subs, filter)
 		c.mu.Unlock()
-		return fmt.Errorf("mqtt: subscribe to %q: the broker refused, reason 0x%02x: %w", filter, codes[0], errdefs.ErrPermissionDenied)
+		return fmt.Errorf("mqtt: subscribe to %q: the broker refused: %v: %w", filter, codes[0], errdefs.ErrPermissionDenied)
 	}
 	return nil
 }
@@ -60,9 +61,7 @@ func (c *client) Unsubscribe(ctx context.Context, filter string) error {
 	if !known || l == nil {
 		return nil
 	}
-	_, err := c.request(ctx, l, packets.Packet{
-		FixedHeader: packets.FixedHeader{Type: packets.Unsubscribe, Qos: 1}, Filters: packets.Subscriptions{{Filter: filter}},
-	})
+	err := c.unsubscribe(ctx, l, []string{filter})
 	if err == nil {
 		c.mu.Lock()
 		delete(c.unsubscribed, filter)
@@ -73,8 +72,8 @@ func (c *client) Unsubscribe(ctx context.Context, filter string) error {
 	return nil
 }
 
-func (c *client) option(filter string, s subscription) packets.Subscription {
-	o := packets.Subscription{Filter: filter, Qos: s.qos, NoLocal: c.cfg.NoLocal}
+func (c *client) option(filter string, s subscription) packet.Subscription {
+	o := packet.Subscription{Filter: filter, QoS: s.qos, NoLocal: c.cfg.NoLocal}
 	if s.opts.SkipRetained {
 		o.RetainHandling = 2
 	}
@@ -82,38 +81,45 @@ func (c *client) option(filter string, s subscription) packets.Subscription {
 }
 
 // subscribe sends a SUBSCRIBE and returns the broker's reason code for each filter.
-func (c *client) subscribe(ctx context.Context, l *link, filters []packets.Subscription) ([]byte, error) {
-	pk, err := c.request(ctx, l, packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Subscribe, Qos: 1}, Filters: filters})
+func (c *client) subscribe(ctx context.Context, l *link, filters []packet.Subscription) ([]packet.Code, error) {
+	p := &packet.Subscribe{Filters: filters}
+	answer, err := c.request(ctx, l, p, &p.ID)
 	if err != nil {
 		return nil, err
 	}
-	if len(pk.ReasonCodes) != len(filters) {
-		return nil, fmt.Errorf("mqtt: %d filters sent, %d answered: %w", len(filters), len(pk.ReasonCodes), packets.ErrProtocolViolation)
+	if len(answer.Codes) != len(filters) {
+		return nil, &packet.Error{Code: packet.ProtocolError, Text: fmt.Sprintf("%d filters sent, %d answered", len(filters), len(answer.Codes))}
 	}
-	return pk.ReasonCodes, nil
+	return answer.Codes, nil
 }
 
-// request sends a packet and waits for its answer.
-func (c *client) request(ctx context.Context, l *link, pk packets.Packet) (packets.Packet, error) {
-	var answer chan packets.Packet
-	pk.PacketID, answer = c.out.wait()
-	defer c.out.forget(pk.PacketID)
-	if err := l.send(pk); err != nil {
-		return pk, err
+func (c *client) unsubscribe(ctx context.Context, l *link, filters []string) error {
+	p := &packet.Unsubscribe{Filters: filters}
+	_, err := c.request(ctx, l, p, &p.ID)
+	return err
+}
+
+// request sends a packet, whose identifier it sets, and waits for its answer.
+func (c *client) request(ctx context.Context, l *link, p packet.Packet, id *uint16) (*packet.Suback, error) {
+	free, answer := c.out.wait()
+	*id = free
+	defer c.out.forget(free)
+	if err := l.send(p); err != nil {
+		return nil, err
 	}
 	late := time.NewTimer(answerTimeout)
 	defer late.Stop()
 	select {
-	case pk := <-answer:
-		return pk, nil
+	case p := <-answer:
+		return p, nil
 	case <-l.done:
-		return pk, l.cause()
+		return nil, l.cause()
 	case <-late.C:
-		err := fmt.Errorf("mqtt: the broker does not answer %s: %w", packets.PacketNames[pk.FixedHeader.Type], errdefs.ErrUnavailable)
+		err := fmt.Errorf("mqtt: the broker does not answer a SUBSCRIBE or UNSUBSCRIBE: %w", errdefs.ErrUnavailable)
 		l.fail(err)
-		return pk, err
+		return nil, err
 	case <-ctx.Done():
-		return pk, ctx.Err()
+		return nil, ctx.Err()
 	}
 }
 
@@ -121,12 +127,13 @@ func (c *client) request(ctx context.Context, l *link, pk packets.Packet) (packe
 // there was no connection.
 func (c *client) resubscribe(l *link) error {
 	c.mu.Lock()
-	var all, unsubscribed packets.Subscriptions
+	var all []packet.Subscription
+	var unsubscribed []string
 	for filter, s := range c.subs {
 		all = append(all, c.option(filter, s))
 	}
 	for filter := range c.unsubscribed {
-		unsubscribed = append(unsubscribed, packets.Subscription{Filter: filter})
+		unsubscribed = append(unsubscribed, filter)
 	}
 	c.mu.Unlock()
 	for len(all) > 0 {
@@ -136,8 +143,8 @@ func (c *client) resubscribe(l *link) error {
 			return err
 		}
 		for i, code := range codes {
-			if code >= 0x80 { // keep the subscription, because the broker's ACL may change before the next connect
-				c.cfg.Log.Error("mqtt: the broker refused a subscription that it had granted", "filter", all[i].Filter, "reason", fmt.Sprintf("0x%02x", code))
+			if code.Failed() { // keep the subscription, because the broker's ACL may change before the next connect
+				c.cfg.Log.Error("mqtt: the broker refused a subscription that it had granted", "filter", all[i].Filter, "reason", code.String())
 			}
 		}
 		all = all[n:]
@@ -145,11 +152,11 @@ func (c *client) resubscribe(l *link) error {
 	if len(unsubscribed) == 0 {
 		return nil
 	}
-	_, err := c.request(c.ctx, l, packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Unsubscribe, Qos: 1}, Filters: unsubscribed})
+	err := c.unsubscribe(c.ctx, l, unsubscribed)
 	if err == nil {
 		c.mu.Lock()
-		for _, s := range unsubscribed {
-			delete(c.unsubscribed, s.Filter)
+		for _, filter := range unsubscribed {
+			delete(c.unsubscribed, filter)
 		}
 		c.mu.Unlock()
 	}
