@@ -50,6 +50,14 @@ type Config struct {
 	MaxQueued int
 	// MaxQueuedBytes bounds the topics and payloads that are queued for one persistent session; 256 MiB by default.
 	MaxQueuedBytes int64
+	// MaxRetained and MaxRetainedBytes bound the retained messages, and the bytes of their topics and payloads; 1 000 000
+	// messages and 1 GiB by default. Beyond a limit, a message that is to be retained is refused with the reason code 0x97.
+	MaxRetained      int
+	MaxRetainedBytes int64
+	// ReceiveMaximum bounds the messages with QoS 1 and 2 from a client that are not acknowledged; 1024 by default.
+	ReceiveMaximum int
+	// TopicAliasMaximum bounds the topic aliases in each direction; 64 by default.
+	TopicAliasMaximum int
 	// SessionExpiry bounds how long the session of a disconnected client is kept; 7 days by default.
 	SessionExpiry time.Duration
 	// WriteTimeout is the time after which a client that does not read is disconnected; 20 s by default.
@@ -92,8 +100,12 @@ type Stats struct {
 func (c Config) withDefaults() Config {
 	c.MaxPacket = min(cmp.Or(max(c.MaxPacket, 0), 16<<20), 256<<20)
 	c.MaxClients = cmp.Or(max(c.MaxClients, 0), 1024)
-	c.MaxQueued = min(cmp.Or(max(c.MaxQueued, 0), 4096), 8192)
+	c.MaxQueued = cmp.Or(max(c.MaxQueued, 0), 4096)
 	c.MaxQueuedBytes = cmp.Or(max(c.MaxQueuedBytes, 0), 256<<20)
+	c.MaxRetained = cmp.Or(max(c.MaxRetained, 0), 1_000_000)
+	c.MaxRetainedBytes = cmp.Or(max(c.MaxRetainedBytes, 0), 1<<30)
+	c.ReceiveMaximum = min(cmp.Or(max(c.ReceiveMaximum, 0), 1024), 65_535)
+	c.TopicAliasMaximum = min(cmp.Or(max(c.TopicAliasMaximum, 0), 64), 65_535)
 	c.SessionExpiry = cmp.Or(max(c.SessionExpiry, 0), 7*24*time.Hour)
 	c.WriteTimeout = cmp.Or(max(c.WriteTimeout, 0), 20*time.Second)
 	if c.Log == nil {

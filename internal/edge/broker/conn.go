@@ -3,272 +3,344 @@ package broker
 import (
 	"crypto/tls"
 	"errors"
-	"log/slog"
 	"net"
-	"slices"
+	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/mochi-mqtt/server/v2/listeners"
-	"github.com/mochi-mqtt/server/v2/packets"
-
-	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/edge/packet"
 )
 
-// takeOverTimeout bounds the writes to a connection that is being closed, or whose session another connection takes
-// over.
-const takeOverTimeout = time.Second
+const (
+	// takeOverTimeout bounds the writes to a connection that is being closed, or whose session another connection takes
+	// over.
+	takeOverTimeout = time.Second
+	// maxPending is the number of bytes of answers that may be pending before the connection's next packet is read.
+	maxPending = 64 << 10
+	// pongPatience is how long a PINGRESP waits for the answers before it.
+	pongPatience = time.Second
+	// maxWrite is about the number of bytes that one write has.
+	maxWrite = 64 << 10
+)
 
-// maxPending is the number of bytes that may be pending on a connection before its method wait blocks.
-const maxPending = 64 << 10
+var writeBuffers = sync.Pool{New: func() any { b := make([]byte, 0, maxWrite+4096); return &b }}
 
-// conn is one client's connection. While mochi writes to it, mochi holds a lock that every publisher to the client
-// needs. So Write never waits for the network: it appends to pending, which drain sends. Callers that write a lot call
-// wait first, without holding that lock.
+// conn is a client's connection. Its own goroutine reads and handles one packet after the other. Whatever is to be sent
+// is taken by drain, a second goroutine that exists only while there is something to send: first the answers to the
+// client's packets, then the session's messages.
 //
-//	mochi's WriteLoop ─ wait ─┐
-//	the connection's reader ──┼─ Write ─▶ pending ─ drain ─▶ client
-//	resume ──────────── wait ─┘   │         ▲
-//	                   acknowledgements     │
-//	                              ▼         │
-//	               held ─ release ─▶ later ─┘   once what they acknowledge is on the disk
+//	handle ─ answer ─▶ answers ──once what they acknowledge is on the disk──┐
+//	                                                                        ├─ drain ─▶ client
+//	other clients' publish ─▶ session.enqueue ─ kick ─▶ session.collect ────┘
 type conn struct {
 	net.Conn
-	store          *store
-	timeout        time.Duration
-	gate           atomic.Pointer[gate] // nil before the session starts
-	unlockDelivery func()               // unlocks hooks.delivery; nil unless the connection's goroutine holds that lock
-	ended          chan struct{}        // closed after the last write
+	server *server
+	in     reader
 
-	mu            sync.Mutex
-	changed       *sync.Cond // signals that pending is shorter, or that the connection is closed
-	pending       []byte
-	writing       int       // bytes that drain is writing
-	draining      bool      // drain runs; never reset once closed is set
-	finalDeadline time.Time // for all writes together; if zero, each write has its own deadline
-	closed        bool
-	holding       bool     // acknowledgements are appended to held
-	held          []byte   // by hold, because mochi acknowledges a message before it passes the message on
-	later         []answer // acknowledgements that wait for the disk, in order
+	// These are set by CONNECT.
+	level      byte
+	bridge     bool
+	id, user   string
+	keepAlive  time.Duration // 0: none
+	window     int           // the client's receive maximum
+	maxPacket  int64         // of the client
+	aliasLimit int           // outgoing topic aliases
+	session    *session
+	will       *will
+	expires    time.Duration // Session Expiry Interval of CONNECT
 
-	request  uint16 // the identifier that the client gave the packet that is being processed; for the reader only
-	released bool   // the packet is the PUBREL of a received message; for the reader only
+	aliases  map[uint16]string // of incoming messages
+	outgoing map[string]uint16 // aliases of outgoing messages; guarded by session.mu
+
+	mu        sync.Mutex
+	changed   sync.Cond // writing or closing changed
+	answers   fifo[answer]
+	pending   int  // bytes of answers and of the current write
+	unacked   int  // messages with QoS 1 and 2 from the client, without the last acknowledgement
+	open      bool // CONNACK was sent
+	draining  bool // there is a drain, or there must not be another one
+	kicked    bool
+	waiting   bool // a goroutine waits for the store
+	closing   bool
+	broken    bool      // a write failed
+	writeEnds time.Time // deadline of all writes, once the connection is closing
+	ended     chan struct{}
 }
 
-// answer is one or more encoded acknowledgements.
+// answer holds packets that leave once the store has written a batch.
 type answer struct {
 	packets []byte
-	batch   uint64 // they leave once the store has written this batch
+	batch   uint64
+	final   int // messages that they acknowledge completely
+	// overtakes is set for PINGRESP: from then on, it need not wait for the answers before it. A disk that hangs must not
+	// look like a dead connection.
+	overtakes time.Time
 }
 
-func newConn(c net.Conn, st *store, timeout time.Duration) *conn {
-	n := &conn{Conn: c, store: st, timeout: timeout, ended: make(chan struct{})}
-	n.changed = sync.NewCond(&n.mu)
+func newConn(c net.Conn, s *server) *conn {
+	n := &conn{Conn: c, server: s, ended: make(chan struct{})}
+	n.changed.L = &n.mu
+	n.in.conn = n
 	return n
 }
 
-// Write implements net.Conn. It accepts all of p, and fails only if the connection is closed.
-func (c *conn) Write(p []byte) (int, error) {
-	if g := c.gate.Load(); g != nil && g.take(p) {
-		return len(p), nil
-	}
-	switch p[0] >> 4 {
-	case packets.Puback, packets.Pubrec, packets.Pubrel, packets.Pubcomp, packets.Unsuback:
-		return c.acknowledge(p)
-	}
-	return c.pass(p)
-}
-
-func (c *conn) pass(p []byte) (int, error) {
+// answer sends a packet once the store has written a batch; 0 means that it waits for nothing but the answers before it.
+// final is the number of messages from the client whose last acknowledgement the packet is.
+func (c *conn) answer(p packet.Packet, final int, batch uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		return 0, net.ErrClosed
+	if c.closing {
+		return
 	}
-	c.pending = append(c.pending, p...)
+	var last *answer
+	if n := c.answers.len(); n > 0 {
+		last = &c.answers.all()[n-1]
+	}
+	if last == nil || last.batch < batch || !last.overtakes.IsZero() {
+		c.answers.push(answer{batch: batch})
+		last = &c.answers.all()[c.answers.len()-1]
+	}
+	before := len(last.packets)
+	last.packets = packet.Append(last.packets, p, c.level)
+	last.final += final
+	c.pending += len(last.packets) - before
 	c.drainSoon()
-	return len(p), nil
 }
 
-// acknowledge sends p once the urgent changes to the store are on the disk.
-func (c *conn) acknowledge(p []byte) (int, error) {
+// pong sends PINGRESP.
+func (c *conn) pong() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.closed:
-		return 0, net.ErrClosed
-	case c.holding:
-		c.held = append(c.held, p...)
-	default:
-		c.acknowledgeLocked(slices.Clone(p))
+	if c.closing {
+		return
 	}
-	return len(p), nil
+	p := packet.Append(nil, &packet.Ping{Type: packet.PINGRESP}, c.level)
+	c.answers.push(answer{packets: p, overtakes: time.Now().Add(pongPatience)})
+	c.pending += len(p)
+	if c.answers.len() > 1 {
+		time.AfterFunc(pongPatience, c.kick)
+	}
+	c.drainSoon()
 }
 
-func (c *conn) acknowledgeLocked(p []byte) {
-	batch := c.store.needed()
-	switch last := len(c.later) - 1; {
-	case batch == 0 && last < 0:
-		c.pending = append(c.pending, p...)
-		c.drainSoon()
-	case last >= 0 && c.later[last].batch >= batch:
-		c.later[last].packets = append(c.later[last].packets, p...)
-	default:
-		c.later = append(c.later, answer{p, batch})
-		if last < 0 {
-			go c.sendLater()
-		}
-	}
-}
-
-// sendLater sends the acknowledgements in later, each once its batch is on the disk.
-func (c *conn) sendLater() {
+// kick makes drain look at the session.
+func (c *conn) kick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.later) > 0 {
-		batch := c.later[0].batch
-		c.mu.Unlock()
-		c.store.waitFor(batch)
-		c.mu.Lock()
-		if c.closed {
-			c.later = nil
-			return
-		}
-		c.pending = append(c.pending, c.later[0].packets...)
-		c.later = c.later[1:]
-		c.drainSoon()
-	}
-}
-
-// wait waits until at most maxPending bytes are pending, or the connection is closed.
-func (c *conn) wait() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for !c.closed && c.unsent() > maxPending {
-		c.changed.Wait()
-	}
-}
-
-func (c *conn) unsent() int {
-	n := c.writing + len(c.pending) + len(c.held)
-	for _, a := range c.later {
-		n += len(a.packets)
-	}
-	return n
+	c.drainSoon()
 }
 
 func (c *conn) drainSoon() {
+	c.kicked = true
 	if !c.draining {
 		c.draining = true
 		go c.drain()
 	}
 }
 
-// drain writes the pending bytes. Each write has a deadline, in case the client does not read. If Close was called,
-// drain closes the connection after the last write.
-func (c *conn) drain() {
-	var reuse []byte
+// settle waits until the client has read most of the answers to it, or the connection is closed.
+func (c *conn) settle() {
 	c.mu.Lock()
-	for len(c.pending) > 0 {
-		p := c.pending
-		c.pending, c.writing = reuse, len(p)
-		deadline := time.Now().Add(c.timeout)
-		if !c.finalDeadline.IsZero() && c.finalDeadline.Before(deadline) {
-			deadline = c.finalDeadline
-		}
-		err := c.SetWriteDeadline(deadline)
-		c.mu.Unlock()
-		if err == nil {
-			_, err = c.Conn.Write(p)
-		}
-		if reuse = nil; cap(p) <= maxPending {
-			reuse = p[:0]
-		}
-		c.mu.Lock()
-		c.writing = 0
-		if err != nil {
-			c.closed, c.pending = true, nil // the packet may be incomplete, so the client would take further bytes for its rest
-			if t, ok := c.Conn.(*tls.Conn); ok {
-				t.NetConn().Close() // without TLS's alert, which could not be written either
+	defer c.mu.Unlock()
+	for !c.closing && c.pending > maxPending {
+		c.changed.Wait()
+	}
+}
+
+// drain sends until nothing is left that may be sent now.
+func (c *conn) drain() {
+	buffer := writeBuffers.Get().(*[]byte)
+	defer writeBuffers.Put(buffer)
+	for {
+		out, written := c.take((*buffer)[:0])
+		if len(out) == 0 {
+			c.mu.Lock()
+			if c.kicked && !c.closing {
+				c.mu.Unlock()
+				continue
 			}
+			last := c.closing
+			c.draining = last // nothing is sent any more
+			c.mu.Unlock()
+			if last {
+				c.finish()
+			}
+			return
+		}
+		err := c.write(out)
+		c.mu.Lock()
+		c.pending -= written
+		if err != nil {
+			c.broken, c.closing = true, true
+			c.answers, c.pending = fifo[answer]{}, 0
 		}
 		c.changed.Broadcast()
+		c.mu.Unlock()
+		if err != nil {
+			c.finish()
+			return
+		}
+		if cap(out) <= 2*maxWrite {
+			*buffer = out
+		}
 	}
-	last := c.closed
-	c.draining = last
+}
+
+// take returns what is to be written next, and how many bytes of it count as pending.
+func (c *conn) take(to []byte) (out []byte, answered int) {
+	c.mu.Lock()
+	c.kicked = false
+	out = to
+	var blocked uint64
+	for c.answers.len() > 0 {
+		next := c.answers.first()
+		if !c.server.store.isWritten(next.batch) {
+			if !c.closing {
+				blocked = next.batch
+				out, answered = c.overtaking(out, answered)
+				break
+			}
+			next.packets = nil // what is not on the disk is not acknowledged
+		}
+		answered += len(next.packets)
+		out = append(out, next.packets...)
+		c.unacked = max(c.unacked-next.final, 0)
+		c.open = true
+		c.answers.pop()
+	}
+	s, open := c.session, c.open && !c.closing
 	c.mu.Unlock()
-	if last {
-		c.Conn.Close()
-		close(c.ended)
+	if s != nil && open && len(out) < maxWrite {
+		var batch uint64
+		if out, batch = s.collect(c, out, maxWrite); batch > 0 && (blocked == 0 || batch < blocked) {
+			blocked = batch
+		}
 	}
+	if blocked > 0 {
+		c.await(blocked)
+	}
+	return out, answered
 }
 
-// SetDeadline implements net.Conn, but sets only the deadline for reading, because mochi derives both deadlines from
-// the client's keep-alive, which can be 0. Writes have their own limit.
-func (c *conn) SetDeadline(t time.Time) error {
+// overtaking appends each PINGRESP that must not wait any longer.
+func (c *conn) overtaking(to []byte, answered int) ([]byte, int) {
+	now := time.Now()
+	for i := range c.answers.all() {
+		if a := &c.answers.all()[i]; !a.overtakes.IsZero() && now.After(a.overtakes) {
+			to = append(to, a.packets...)
+			answered += len(a.packets)
+			a.packets = nil
+		}
+	}
+	return to, answered
+}
+
+// await kicks the connection once the store has written a batch.
+func (c *conn) await(batch uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		return net.ErrClosed
+	if c.waiting {
+		return
 	}
-	return c.SetReadDeadline(t)
+	c.waiting = true
+	go func() {
+		c.server.store.waitFor(batch)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.waiting = false
+		c.drainSoon()
+	}()
 }
 
-// limitWrites makes all writes end within takeOverTimeout.
-func (c *conn) limitWrites() {
+func (c *conn) write(p []byte) error {
+	deadline := time.Now().Add(c.server.cfg.WriteTimeout)
+	c.mu.Lock()
+	if !c.writeEnds.IsZero() && c.writeEnds.Before(deadline) {
+		deadline = c.writeEnds
+	}
+	err := c.Conn.SetWriteDeadline(deadline)
+	c.mu.Unlock()
+	if err == nil {
+		_, err = c.Conn.Write(p)
+	}
+	return err
+}
+
+// finish closes the connection after the last write.
+func (c *conn) finish() {
+	if t, ok := c.Conn.(*tls.Conn); ok && c.broken {
+		t.NetConn().Close() // without TLS's alert, which could not be written either
+	}
+	c.Conn.Close()
+	close(c.ended)
+}
+
+// end closes the connection without waiting: reads end, and what is pending is written within takeOverTimeout. With MQTT
+// 5.0 the last packet is a DISCONNECT with the given code; 0 means none.
+func (c *conn) end(code packet.Code) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.limitWritesLocked()
-}
-
-func (c *conn) limitWritesLocked() {
-	if c.finalDeadline.IsZero() {
-		c.finalDeadline = time.Now().Add(takeOverTimeout)
-		_ = c.SetWriteDeadline(c.finalDeadline) // fails only if the connection is closed
+	if c.closing {
+		return
 	}
-}
-
-// Close implements net.Conn. It does not wait: reads end, and the pending bytes are written in the background within
-// takeOverTimeout.
-func (c *conn) Close() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil
+	if code != 0 && c.level == 5 && c.open {
+		c.answers.push(answer{packets: packet.Append(nil, &packet.End{Type: packet.DISCONNECT, Code: code}, c.level)})
 	}
-	c.closed = true
-	c.limitWritesLocked()
-	_ = c.SetReadDeadline(time.Unix(1, 0)) // fails if the client has disconnected
+	c.closing = true
+	if c.writeEnds.IsZero() {
+		c.writeEnds = time.Now().Add(takeOverTimeout)
+		_ = c.Conn.SetWriteDeadline(c.writeEnds) // fails only if the connection is closed
+	}
+	_ = c.Conn.SetReadDeadline(time.Unix(1, 0)) // fails if the client has disconnected
 	c.changed.Broadcast()
 	c.drainSoon()
-	return nil
 }
 
-// endDelivery unlocks hooks.delivery, if the connection's goroutine holds it.
-func (c *conn) endDelivery() {
-	if c.unlockDelivery != nil {
-		c.unlockDelivery()
-		c.unlockDelivery = nil
-	}
-}
-
-// hold keeps acknowledgements until release.
-func (c *conn) hold() {
+// setReadDeadline sets the deadline for reading, unless the connection is closing.
+func (c *conn) setReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.holding = true
+	if c.closing {
+		return net.ErrClosed
+	}
+	return c.Conn.SetReadDeadline(t)
 }
 
-func (c *conn) release() {
+// received counts a message with QoS 1 or 2 from the client. It returns false if there are more than the broker has
+// announced.
+func (c *conn) received() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.holding = false
-	if len(c.held) > 0 && !c.closed {
-		c.acknowledgeLocked(c.held)
-	}
-	c.held = nil
+	c.unacked++
+	return c.level < 5 || c.unacked <= int(c.server.cfg.ReceiveMaximum)
 }
+
+// appendMessage appends the PUBLISH of a delivery. It returns false if the packet is larger than the client accepts; then
+// the message is treated as if it had been sent (MQTT 5.0 §3.1.2.11.4). The session's lock is held.
+func (c *conn) appendMessage(to []byte, d *delivery, id uint16, dup bool, now time.Time) (out []byte, ok bool) {
+	topic, alias := d.topic, uint16(0)
+	if c.aliasLimit > 0 {
+		known := false
+		if alias, known = c.outgoing[topic]; known {
+			topic = ""
+		} else if len(c.outgoing) < c.aliasLimit {
+			alias = uint16(len(c.outgoing) + 1)
+		}
+	}
+	if out = d.appendPublish(to, c.level, id, dup, topic, alias, now); int64(len(out)-len(to)) > c.maxPacket {
+		return to, false
+	}
+	if alias > 0 && topic != "" {
+		if c.outgoing == nil {
+			c.outgoing = map[string]uint16{}
+		}
+		c.outgoing[topic] = alias
+	}
+	return out, true
+}
+
+// timedOut reports whether a read ended because of its deadline.
+func timedOut(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
 // commonName returns the common name in the client's verified certificate, or "".
 func (c *conn) commonName() string {
@@ -281,82 +353,4 @@ func (c *conn) commonName() string {
 		return ""
 	}
 	return chains[0][0].Subject.CommonName
-}
-
-// listener replaces mochi's own listener, which stops at the first error from Accept. This listener continues to accept
-// connections after a temporary error. If a packet makes mochi panic, only that client's connection ends. (mochi 2.7.9
-// panics on a SUBSCRIBE that ends right after a filter.)
-type listener struct {
-	net.Listener
-	id      string
-	store   *store
-	timeout time.Duration
-	// connectTimeout bounds the time from a connection's start to its CONNECT.
-	connectTimeout time.Duration
-	log            *slog.Logger
-	end            func()          // disconnects the clients
-	abandon        func(*conn)     // ends the session that a panic of mochi left behind
-	clients        *sync.WaitGroup // mochi's own; Serve adds each connection early, because mochi adds a connection only once its goroutine runs
-	closed         chan struct{}
-	served         chan struct{} // closed when Serve returns
-	once           sync.Once
-}
-
-// Init implements listeners.Listener. The listener is already listening.
-func (l *listener) Init(*slog.Logger) error { return nil }
-
-func (l *listener) ID() string { return l.id }
-
-func (l *listener) Protocol() string { return l.id }
-
-func (l *listener) Address() string { return l.Addr().String() }
-
-func (l *listener) Serve(establish listeners.EstablishFn) {
-	defer close(l.served)
-	for {
-		c, err := l.Accept()
-		switch {
-		case err == nil:
-			l.clients.Go(func() { l.serve(establish, newConn(c, l.store, l.timeout)) })
-		case errors.Is(err, net.ErrClosed):
-			return
-		default:
-			l.log.Error("broker: cannot accept connections", "address", l.Address(), "err", err)
-			select {
-			case <-time.After(100 * time.Millisecond): // for example, out of file descriptors
-			case <-l.closed:
-				return
-			}
-		}
-	}
-}
-
-// serve serves one connection until it closes.
-func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
-	defer func() {
-		c.Close()
-		c.endDelivery() // mochi does not call OnPublished and OnSessionEstablished if a write has failed
-		if g := c.gate.Load(); g != nil {
-			g.close()
-		}
-		if p := recover(); p != nil {
-			_ = guard.Report(l.log.With("remote", c.RemoteAddr().String()), "MQTT client", p)
-			l.abandon(c)
-		}
-	}()
-	_ = c.Conn.SetDeadline(time.Now().Add(l.connectTimeout)) // also for the TLS handshake; the first read reports an error
-	if err := establish(l.id, c); err != nil {
-		l.log.Debug("broker: client disconnected", "remote", c.RemoteAddr().String(), "err", err)
-	}
-}
-
-// Close implements listeners.Listener. It ignores mochi's CloseFn, which can deadlock: CloseFn takes a read lock twice,
-// and hangs if a client ends in between.
-func (l *listener) Close(listeners.CloseFn) {
-	l.once.Do(func() {
-		close(l.closed)
-		l.Listener.Close()
-		<-l.served
-		l.end()
-	})
 }

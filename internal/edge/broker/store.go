@@ -26,7 +26,7 @@ const (
 	maxBatch = 4 << 20
 )
 
-var bucket = []byte("mqtt/v1")
+var bucket = []byte("mqtt/v2")
 
 // store is a write-behind map on disk: keys change in memory, and one transaction writes many changes.
 //
@@ -71,6 +71,15 @@ func openStore(path string, log *slog.Logger) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		if tx.Bucket(bucket1) != nil {
+			return convert(tx, time.Now())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("broker: %s: conversion of an earlier version's file: %w", path, err), db.Close())
+	}
 	err = db.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucket).ForEach(func(k, _ []byte) error {
 			s.disk[string(k)] = struct{}{}
@@ -88,7 +97,7 @@ func openStore(path string, log *slog.Logger) (*store, error) {
 func makeBucket(tx *bbolt.Tx) error { _, err := tx.CreateBucket(bucket); return err }
 
 func recognize(tx *bbolt.Tx) error {
-	if tx.Bucket(bucket) == nil {
+	if tx.Bucket(bucket) == nil && tx.Bucket(bucket1) == nil {
 		return errors.New("is not a broker's")
 	}
 	return nil
@@ -141,6 +150,16 @@ func (s *store) needed() uint64 {
 		return 0
 	}
 	return s.urgent
+}
+
+// isWritten reports whether waitFor would return at once.
+func (s *store) isWritten(batch uint64) bool {
+	if batch == 0 {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.done >= batch || s.closed
 }
 
 // waitFor waits until a batch is on the disk, or writing it has failed.

@@ -2,14 +2,10 @@ package broker
 
 import (
 	"log/slog"
-	"math/rand/v2"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
-	mochi "github.com/mochi-mqtt/server/v2"
-	"github.com/mochi-mqtt/server/v2/packets"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -68,30 +64,6 @@ func TestStoreInMemory(t *testing.T) {
 	s.wait()
 	assert.Empty(t, contents(t, s))
 	require.NoError(t, s.close())
-}
-
-// TestRenumber: mochi sends messages in the order of their arrival, whatever their sequence numbers are.
-func TestRenumber(t *testing.T) {
-	for _, start := range []int64{firstNumber, firstNumber + 65_530, firstNumber + 3<<16 - 1} {
-		server := mochi.New(&mochi.Options{Logger: slog.New(slog.DiscardHandler)})
-		h := &hooks{server: server}
-		h.seq.Store(start + 100)
-		cl := server.NewClient(nil, "t", "id", false)
-		for _, i := range rand.Perm(100) {
-			cl.State.Inflight.Set(packets.Packet{PacketID: uint16(i + 1), Created: start + int64(i)})
-		}
-		cl.State.Inflight.Set(packets.Packet{PacketID: 500, Created: time.Now().Unix(), FixedHeader: packets.FixedHeader{Type: packets.Pubrec}})
-		h.renumber(cl)
-		var got []uint16
-		for _, pk := range cl.State.Inflight.GetAll(false) {
-			if pk.FixedHeader.Type != packets.Pubrec {
-				got = append(got, pk.PacketID)
-			}
-		}
-		require.Len(t, got, 100)
-		assert.IsIncreasing(t, got)
-		assert.GreaterOrEqual(t, h.seq.Load(), start+100)
-	}
 }
 
 func TestCovers(t *testing.T) {

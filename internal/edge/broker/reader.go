@@ -1,0 +1,187 @@
+package broker
+
+import (
+	"io"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/edge/packet"
+)
+
+// readSize is the size of the buffers for reading. A packet that does not fit gets a buffer of its own.
+const readSize = 16 << 10
+
+var readBuffers = sync.Pool{New: func() any { return new([readSize]byte) }}
+
+// reader reads packets from a connection. While it waits for a packet, it has no buffer, because most connections of a
+// broker are idle.
+type reader struct {
+	conn *conn
+	raw  syscall.RawConn // nil: the connection needs a buffer while it waits, as with TLS
+	buf  *[readSize]byte
+	r, w int
+	size int // of the last packet's remaining length, in bytes
+
+	// for readable, which is made once
+	readable func(fd uintptr) bool
+	n        int
+	err      error
+}
+
+// idle lets the reader wait without a buffer, if the connection can do that.
+func (r *reader) idle() {
+	if s, ok := r.conn.Conn.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			r.raw, r.readable = raw, r.tryRead
+		}
+	}
+}
+
+// next returns the next packet's first byte and what follows its remaining length, of at most limit bytes. The bytes are
+// valid until the next call; own reports that they are the caller's. keepAlive bounds the time from one packet to the
+// next; 0 means no bound.
+func (r *reader) next(keepAlive time.Duration, limit int64, level byte) (first byte, body []byte, own bool, err error) {
+	for {
+		have := r.have()
+		if len(have) > 1 {
+			length, size := packet.Length(have[1:])
+			switch {
+			case size < 0:
+				return 0, nil, false, &packet.Error{Code: packet.Malformed, Text: "the remaining length has more than four bytes"}
+			case size > 0:
+				r.size = size
+				if err := packet.CheckLength(length, size, level); err != nil {
+					return 0, nil, false, err
+				}
+				head := 1 + size
+				if int64(head+length) > limit {
+					return 0, nil, false, &packet.Error{Code: packet.TooLarge, Text: "a packet is larger than the broker accepts"}
+				}
+				first := have[0]
+				if len(have) >= head+length {
+					r.r += head + length
+					return first, have[head : head+length], false, nil
+				}
+				if head+length > readSize {
+					body, err := r.large(have[head:], length, keepAlive)
+					return first, body, true, err
+				}
+			}
+		}
+		if err := r.fill(keepAlive); err != nil {
+			return 0, nil, false, err
+		}
+	}
+}
+
+func (r *reader) have() []byte {
+	if r.buf == nil {
+		return nil
+	}
+	return r.buf[r.r:r.w]
+}
+
+// large reads a packet that does not fit into the buffer. Its buffer grows with what arrives, because the length may be a
+// lie.
+func (r *reader) large(begun []byte, length int, keepAlive time.Duration) ([]byte, error) {
+	body := append(make([]byte, 0, min(length, 1<<20)), begun...)
+	r.release()
+	for len(body) < length {
+		if len(body) == cap(body) {
+			body = append(body, 0)[:len(body)]
+		}
+		if err := r.setDeadline(keepAlive); err != nil {
+			return nil, err
+		}
+		n, err := r.conn.Conn.Read(body[len(body):min(cap(body), length)])
+		body = body[:len(body)+n]
+		if err != nil && len(body) < length {
+			return nil, unexpected(err)
+		}
+	}
+	return body, nil
+}
+
+func unexpected(err error) error {
+	if err == io.EOF {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+func (r *reader) setDeadline(keepAlive time.Duration) error {
+	if keepAlive == 0 {
+		return nil
+	}
+	return r.conn.setReadDeadline(time.Now().Add(keepAlive))
+}
+
+// fill reads more bytes into the buffer.
+func (r *reader) fill(keepAlive time.Duration) error {
+	begun := r.w > r.r
+	switch {
+	case r.buf == nil:
+	case !begun && r.raw != nil:
+		r.release()
+	case !begun:
+		r.r, r.w = 0, 0
+	case r.w == readSize: // next has checked that the packet fits
+		r.w = copy(r.buf[:], r.buf[r.r:r.w])
+		r.r = 0
+	}
+	if err := r.setDeadline(keepAlive); err != nil {
+		return err
+	}
+	if r.buf == nil && r.raw == nil {
+		r.buf = readBuffers.Get().(*[readSize]byte)
+	}
+	if r.buf != nil {
+		n, err := r.conn.Conn.Read(r.buf[r.w:])
+		if r.w += n; n > 0 {
+			return nil
+		}
+		if begun {
+			err = unexpected(err)
+		}
+		return err
+	}
+	if err := r.raw.Read(r.readable); err != nil {
+		return err
+	}
+	switch {
+	case r.err != nil:
+		return r.err
+	case r.n == 0:
+		return io.EOF
+	}
+	r.w = r.n
+	return nil
+}
+
+// tryRead reads into a new buffer. It returns false, and keeps no buffer, if there is nothing to read yet.
+func (r *reader) tryRead(fd uintptr) bool {
+	buf := readBuffers.Get().(*[readSize]byte)
+	for {
+		r.n, r.err = unix.Read(int(fd), buf[:])
+		if r.err != unix.EINTR {
+			break
+		}
+	}
+	if r.err == nil && r.n > 0 {
+		r.buf, r.r, r.w = buf, 0, 0
+		return true
+	}
+	readBuffers.Put(buf)
+	return r.err != unix.EAGAIN
+}
+
+// release gives the buffer back.
+func (r *reader) release() {
+	if r.buf != nil {
+		readBuffers.Put(r.buf)
+	}
+	r.buf, r.r, r.w = nil, 0, 0
+}

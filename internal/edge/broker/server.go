@@ -1,0 +1,434 @@
+package broker
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/time/rate"
+
+	"github.com/tripod-run/tripod/internal/edge/packet"
+	"github.com/tripod-run/tripod/internal/tlsfile"
+)
+
+// server is the broker in this process.
+type server struct {
+	cfg            Config
+	log            *slog.Logger
+	users          *users
+	store          *store
+	records        *records
+	url            string
+	addresses      []string
+	listeners      []net.Listener
+	connectTimeout time.Duration
+
+	// mu guards everything below up to the counters. Publishers hold it for reading.
+	mu            sync.RWMutex
+	tree          tree
+	sessions      map[string]*session
+	wills         map[string]*will // of absent clients
+	conns         map[*conn]struct{}
+	clients       int // connections with a session
+	retainedCount int
+	retainedBytes int64
+	closing       bool
+
+	subscriptions                            atomic.Int64
+	received, sent, dropped, refused, denied atomic.Uint64
+
+	full     rate.Sometimes // for the log
+	serving  sync.WaitGroup
+	stop     chan struct{}
+	closed   sync.Once
+	closeErr error
+	done     chan struct{}
+}
+
+// New starts the embedded broker. When it returns, clients can connect. It returns errdefs.ErrInvalidArgument for a
+// configuration that cannot work, and the system's error if an address or the file is in use.
+func New(cfg Config) (Broker, error) {
+	cfg = cfg.withDefaults()
+	if cfg.Address == "" && cfg.TLSAddress == "" {
+		return nil, fmt.Errorf("broker: no address and no TLS address: %w", errdefs.ErrInvalidArgument)
+	}
+	who, err := newUsers(cfg.Users)
+	if err != nil {
+		return nil, err
+	}
+	st, err := openStore(cfg.Path, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{
+		full: rate.Sometimes{First: 1, Interval: 10 * time.Second},
+		cfg:  cfg, log: cfg.Log, users: who, store: st, records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
+		sessions: map[string]*session{}, wills: map[string]*will{}, conns: map[*conn]struct{}{}, stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	if err := errors.Join(s.load(), s.listen()); err != nil {
+		for _, l := range s.listeners {
+			l.Close()
+		}
+		return nil, errors.Join(err, st.close())
+	}
+	for _, l := range s.listeners {
+		s.serving.Go(func() { s.accept(l) })
+	}
+	s.serving.Go(s.housekeeping)
+	return s, nil
+}
+
+// listen opens the configured addresses.
+func (s *server) listen() error {
+	add := func(scheme, address string, wrap func(net.Listener) net.Listener) error {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return fmt.Errorf("broker: %w", err)
+		}
+		s.listeners = append(s.listeners, wrap(s.cfg.Connections.Listener(l)))
+		s.addresses = append(s.addresses, l.Addr().String())
+		if s.url == "" {
+			s.url = scheme + "://" + reachable(l.Addr())
+		}
+		return nil
+	}
+	if s.cfg.Address != "" {
+		if err := add("mqtt", s.cfg.Address, func(l net.Listener) net.Listener { return l }); err != nil {
+			return err
+		}
+	}
+	if s.cfg.TLSAddress == "" {
+		return nil
+	}
+	conf, err := tlsfile.Pair{Certificate: s.cfg.Certificate, Key: s.cfg.Key}.Server(s.cfg.ClientCA)
+	if err != nil {
+		return fmt.Errorf("broker: %w", err)
+	}
+	return add("mqtts", s.cfg.TLSAddress, func(l net.Listener) net.Listener { return tls.NewListener(l, conf) })
+}
+
+// reachable returns the address that a client on this machine dials.
+func reachable(a net.Addr) string {
+	host, port, _ := net.SplitHostPort(a.String())
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// accept accepts connections until the listener is closed, also after errors such as too many open files.
+func (s *server) accept(l net.Listener) {
+	for {
+		n, err := l.Accept()
+		switch {
+		case err == nil:
+			c := newConn(n, s)
+			s.mu.Lock()
+			closing := s.closing
+			if !closing {
+				s.conns[c] = struct{}{}
+				s.serving.Go(func() { s.serve(c) })
+			}
+			s.mu.Unlock()
+			if closing {
+				n.Close()
+			}
+		case errors.Is(err, net.ErrClosed):
+			return
+		default:
+			s.log.Error("broker: cannot accept connections", "address", l.Addr().String(), "err", err)
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-s.stop:
+				return
+			}
+		}
+	}
+}
+
+func randomID() string {
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(id[:])
+}
+
+// enter gives the connection its session, which it begins or takes over. It reports whether there was one, or why the
+// client may not have it.
+func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
+	var wills []*will
+	var orphans []*entry
+	var previous *conn
+	end := s.store.begin()
+	s.mu.Lock()
+	old := s.sessions[c.id]
+	switch {
+	case s.closing:
+		code = packet.ShuttingDown
+	case old != nil && s.users != nil && old.user != c.user:
+		s.denied.Add(1)
+		s.log.Warn("broker: the session belongs to another user", "client", c.id, "user", c.user, "remote", c.RemoteAddr().String())
+		code = packet.ClientIDNotValid
+	case s.clients >= s.cfg.MaxClients && (old == nil || !old.online()):
+		code = packet.QuotaExceeded
+	}
+	if code.Failed() {
+		s.mu.Unlock()
+		end()
+		return false, code
+	}
+	if w := s.pullWill(c.id); w != nil {
+		if w.deferred || old != nil && !clean {
+			s.records.deleteWill(w)
+		} else { // the session ends (MQTT 5.0 §3.1.3.2.2)
+			wills = append(wills, w)
+		}
+	}
+	if old != nil && old.timer != nil {
+		old.timer.Stop()
+		old.timer = nil
+	}
+	current := old
+	if current == nil || clean {
+		current = s.newSession(c.id, c.user)
+	}
+	if old != nil && clean {
+		previous, orphans = s.endSession(old)
+	}
+	was := current.persistent()
+	if before := current.attach(c); before != nil {
+		previous = before
+	}
+	s.sessions[c.id] = current
+	if previous != nil {
+		switch w := previous.takeWill(); {
+		case w == nil:
+		case clean || w.delay == 0:
+			wills = append(wills, w)
+		default: // the client is back within the delay
+			s.records.deleteWill(w)
+		}
+	}
+	s.storeSession(current, c, was)
+	c.mu.Lock()
+	c.session = current
+	c.mu.Unlock()
+	s.clients++
+	s.mu.Unlock()
+	end()
+	if previous != nil {
+		previous.end(packet.SessionTakenOver)
+	}
+	s.publishWills(wills)
+	s.adopt(orphans)
+	return old != nil && !clean, packet.Success
+}
+
+// storeSession stores the session of a new connection, as far as it has to outlive the connection. was tells whether it
+// had to before. server.mu is locked.
+func (s *server) storeSession(current *session, c *conn, was bool) {
+	switch {
+	case current.persistent():
+		s.records.putSession(current)
+	case was:
+		s.records.deleteSession(current.id)
+	}
+	if c.will != nil {
+		s.records.putWill(c.will)
+	}
+	if was || !current.persistent() {
+		return
+	}
+	for _, sub := range current.subs { // of a session that would have ended with its connection
+		s.records.putSubscription(sub)
+	}
+	current.mu.Lock()
+	defer current.mu.Unlock()
+	for _, e := range current.flight {
+		current.keep(e)
+	}
+	for _, e := range current.waiting.all() {
+		current.keep(e)
+	}
+	for id := range current.received {
+		s.records.putReceived(current.id, id)
+	}
+}
+
+// leave ends the connection's part in its session.
+func (s *server) leave(c *conn) {
+	var wills []*will
+	var orphans []*entry
+	end := s.store.begin()
+	s.mu.Lock()
+	delete(s.conns, c)
+	if c.session != nil {
+		s.clients--
+		if c.session.detach(c) {
+			wills, orphans = s.absent(c)
+		}
+	}
+	s.mu.Unlock()
+	end()
+	s.publishWills(wills)
+	s.adopt(orphans)
+}
+
+// absent handles a session that has lost its connection. server.mu is locked.
+func (s *server) absent(c *conn) (wills []*will, orphans []*entry) {
+	current, w := c.session, c.takeWill()
+	if s.closing { // not the client's fault; its will is published after the next start, unless it comes back
+		if current.persistent() {
+			s.records.putSession(current)
+		}
+		return nil, nil
+	}
+	switch {
+	case w == nil:
+	case w.delay > 0 && current.persistent():
+		s.delayWill(w, w.delay)
+	default:
+		wills = append(wills, w)
+	}
+	if !current.persistent() {
+		_, orphans = s.endSession(current)
+		return wills, orphans
+	}
+	s.records.putSession(current)
+	s.expireSession(current, current.expiry)
+	return wills, nil
+}
+
+// expireSession ends an absent client's session after a time. server.mu is locked.
+func (s *server) expireSession(current *session, after time.Duration) {
+	var timer *time.Timer
+	timer = time.AfterFunc(after, func() {
+		var wills []*will
+		var orphans []*entry
+		end := s.store.begin()
+		s.mu.Lock()
+		if current.timer == timer && !s.closing {
+			if w := s.pullWill(current.id); w != nil {
+				wills = append(wills, w)
+			}
+			_, orphans = s.endSession(current)
+		}
+		s.mu.Unlock()
+		end()
+		s.publishWills(wills)
+		s.adopt(orphans)
+	})
+	current.timer = timer
+}
+
+// endSession removes a session. It returns its connection, if there is one, and the messages that other members of a
+// shared subscription get instead (MQTT 5.0 §4.8.2): a message with QoS 2 that the client may have goes to nobody else.
+// server.mu is locked.
+func (s *server) endSession(ended *session) (previous *conn, orphans []*entry) {
+	for filter := range ended.subs {
+		s.unsubscribe(ended, filter)
+		s.records.deleteSubscription(ended.id, filter)
+	}
+	ended.mu.Lock()
+	defer ended.mu.Unlock()
+	forget := func(e *entry, mayHave bool) {
+		if e.share != nil && (!mayHave || e.qos == 1) {
+			orphans = append(orphans, e)
+		}
+		ended.drop(e)
+	}
+	for _, e := range ended.flight {
+		forget(e, true)
+	}
+	for ended.waiting.len() > 0 {
+		forget(ended.waiting.pop(), false)
+	}
+	for id := range ended.received {
+		s.records.deleteReceived(ended.id, id)
+	}
+	ended.received = nil
+	s.records.deleteSession(ended.id)
+	if s.sessions[ended.id] == ended {
+		delete(s.sessions, ended.id)
+	}
+	previous, ended.conn = ended.conn, nil
+	return previous, orphans
+}
+
+// adopt gives the messages of an ended session to other members of its shared subscriptions.
+func (s *server) adopt(orphans []*entry) {
+	if len(orphans) == 0 {
+		return
+	}
+	end := s.store.begin()
+	defer end()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, e := range orphans {
+		e.share.publish(e.message)
+	}
+}
+
+// drop counts a message that a session had no room for.
+func (s *server) drop(of *session) {
+	s.dropped.Add(1)
+	s.full.Do(func() {
+		s.log.Warn("broker: messages are dropped, because the client's queue is full", "client", of.id)
+	})
+}
+
+func (s *server) URL() string { return s.url }
+
+func (s *server) Addresses() []string { return s.addresses }
+
+func (s *server) Stats() Stats {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	st := Stats{
+		Clients: s.clients, Sessions: len(s.sessions), Subscriptions: int(s.subscriptions.Load()), Retained: s.retainedCount,
+		Received: s.received.Load(), Sent: s.sent.Load(), Dropped: s.dropped.Load(), Refused: s.refused.Load(), Denied: s.denied.Load(),
+		StoreErrors: s.store.errors.Load(),
+	}
+	for _, one := range s.sessions {
+		n, _ := one.queued()
+		st.Inflight += n
+	}
+	return st
+}
+
+func (s *server) Close(ctx context.Context) error {
+	s.closed.Do(func() {
+		s.mu.Lock()
+		s.closing = true
+		close(s.stop)
+		for c := range s.conns {
+			c.end(packet.ShuttingDown)
+		}
+		for _, w := range s.wills {
+			w.timer.Stop()
+		}
+		s.mu.Unlock()
+		go func() {
+			defer close(s.done)
+			for _, l := range s.listeners {
+				l.Close()
+			}
+			s.serving.Wait() // clients still change their sessions while they disconnect
+			s.closeErr = s.store.close()
+		}()
+	})
+	select {
+	case <-s.done:
+		return s.closeErr
+	case <-ctx.Done():
+		return fmt.Errorf("broker: clients are still being disconnected: %w", ctx.Err())
+	}
+}
