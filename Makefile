@@ -94,9 +94,9 @@ flaky: build images build/tools/gotestsum build/tools/h2spec ## run the unit tes
 	@hack/flaky.sh '$(or $(N),50)' '$(or $(PKG),./cmd/... ./internal/...)' $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test-all
-test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, a real kubelet with its node specs, soak, short fuzzing, a real Debian
+test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, MQTT clients, a real kubelet with its node specs, soak, short fuzzing, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-kubelet test-e2e-node test-release fuzz debian
+	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-mqtt test-kubelet test-e2e-node test-release fuzz debian
 	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-delegate
@@ -136,6 +136,19 @@ build/browser/page.js: $(wildcard test/browser/page/*)
 	mkdir -p build/browser && cp test/browser/page/package*.json build/browser
 	npm ci --prefix build/browser --no-audit --no-fund --loglevel=error
 	NODE_PATH=build/browser/node_modules build/browser/node_modules/.bin/esbuild test/browser/page/page.js --bundle --log-level=warning --outfile=$@
+
+.PHONY: test-mqtt
+test-mqtt: build/mqttclients/installed ## test the embedded broker with MQTT.js, paho, aiomqtt, autopaho and mosquitto's clients (1 min; installs packages of npm and PyPI)
+	hack/testns.sh $(GOTEST) -parallel 12 ./test/mqttclients
+
+# The clients are pinned by the package-lock.json and the requirements.txt.
+build/mqttclients/installed: test/mqttclients/package.json test/mqttclients/package-lock.json test/mqttclients/requirements.txt
+	@hack/setup.sh mqtt
+	mkdir -p build/mqttclients && cp $^ build/mqttclients
+	npm ci --prefix build/mqttclients --no-audit --no-fund --loglevel=error
+	/usr/bin/python3 -m venv --clear build/mqttclients/venv
+	build/mqttclients/venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: --requirement test/mqttclients/requirements.txt
+	touch $@
 
 build/tools/kubelet-probe: hack/kube/probe/main.go hack/kube/go.mod
 	go build -C hack/kube -o $(CURDIR)/$@ ./probe
