@@ -24,7 +24,7 @@ const addressEnv, pathEnv = "TRIPOD_TEST_BROKER_ADDRESS", "TRIPOD_TEST_BROKER_PA
 
 func TestMain(m *testing.M) {
 	if address := os.Getenv(addressEnv); address != "" {
-		if _, err := broker.New(broker.Config{Address: address, Path: os.Getenv(pathEnv)}); err != nil {
+		if _, err := broker.New(broker.Config{Address: address, Path: os.Getenv(pathEnv), MaxClients: 8000}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -59,6 +59,7 @@ func process(t testing.TB) *server {
 		}
 		cmd = nil
 	}
+	s.pid = func() int { return cmd.Process.Pid }
 	s.start(t)
 	t.Cleanup(func() { s.stop(t) })
 	return s

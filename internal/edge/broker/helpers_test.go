@@ -38,6 +38,7 @@ type server struct {
 	start   func(t testing.TB)
 	stop    func(t testing.TB) // gracefully
 	stats   func() broker.Stats
+	pid     func() int // of a broker in a process of its own
 }
 
 func (s *server) url() string { return "mqtt://" + s.address }
@@ -116,6 +117,7 @@ func mosquitto(t testing.TB) *server {
 		_ = cmd.Wait()
 		cmd = nil
 	}
+	s.pid = func() int { return cmd.Process.Pid }
 	s.start(t)
 	t.Cleanup(func() { s.stop(t) })
 	return s
