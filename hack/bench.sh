@@ -269,9 +269,28 @@ measure_edge() {
   await "the runtime has registered" runtime_alive
   say "Tripod, edge: messages and modules"
   build/bin/edgebench -modules examples/edge >"$dir/edge.md"
+  measure_broker
   kill "$orchestrator_pid"
   wait "$orchestrator_pid" || true
   stop_runtime
+}
+
+# measure_broker: compare the embedded broker with mosquitto, into $dir/broker.md.
+measure_broker() {
+  say "Tripod, edge: the broker beside mosquitto"
+  {
+    printf '| broker | Tripod | mosquitto | ratio |\n|---|---:|---:|---:|\n'
+    go test -vet=off -run '^$' -bench '^BenchmarkBroker$' -benchtime 200000x ./internal/edge/broker >"$dir/broker.txt"
+    go test -vet=off -run '^$' -bench '^BenchmarkBroker(Memory|Start)$' -benchtime 3x ./internal/edge/broker >>"$dir/broker.txt"
+    awk '/^Benchmark/ { name = $1; sub(/^Benchmark/, "", name); sub(/-[0-9]+$/, "", name) }
+      / ratio/ {
+        for (i = 1; i < NF; i++) if ($(i + 1) ~ /^(ours|mosquitto)-|^ratio$/) value[$(i + 1)] = $i
+        unit = "ours-ms" in value ? "ms" : "ours-B" in value ? "B" : "msg/cpu-s"
+        label = unit == "ms" ? "start with 100 000 retained messages, ms" : unit == "B" ? "memory, bytes each" : "messages per second of processor time"
+        printf "| %s, %s | %.0f | %.0f | %.2f |\n", name, label, value["ours-" unit], value["mosquitto-" unit], value["ratio"]
+        delete value
+      }' "$dir/broker.txt"
+  } >"$dir/broker.md"
 }
 
 runtime_alive() { "$TRIPOD" edge runtimes | grep -q alive; }
@@ -299,7 +318,7 @@ inside() {
   fi
   if [ "$pods" = edge ]; then
     measure_edge
-    cat "$dir/edge.md"
+    cat "$dir/edge.md" "$dir/broker.md"
     return
   fi
   if [ "$pods" = first ]; then
@@ -430,6 +449,10 @@ The modules are those of examples/edge on the runtime tripod/wasm. The broker is
 orchestrator runs beside it. Both sides of the comparison use the same client, internal/edge/mqtt in a process of its own.
 
 $(cat "$dir/edge.md")
+
+The broker alone, beside mosquitto, with raw clients, and a topic for each pair of publisher and subscriber:
+
+$(cat "$dir/broker.md")
 
 ## Machines
 

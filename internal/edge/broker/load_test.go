@@ -26,7 +26,6 @@ var peers = []struct {
 
 const (
 	loadPayload = 64
-	loadTopic   = "bench/000"
 	// loadWindow is the number of messages that a publisher sends ahead of its subscriber, or of the broker's
 	// acknowledgements with QoS 1. mosquitto allows 20 with QoS 1.
 	loadWindow0, loadWindow1 = 1000, 20
@@ -37,11 +36,11 @@ func loadFrame(topic string, qos byte) (frame []byte, id int) {
 	return codec.Append(nil, &codec.Publish{Topic: topic, QoS: qos, ID: 1, Payload: make([]byte, loadPayload)}, 4), 2 + 2 + len(topic)
 }
 
-func loadConnect(t testing.TB, s *server, id string) net.Conn {
+func loadConnect(t testing.TB, s *server, id string, persistent bool) net.Conn {
 	c, err := net.Dial("tcp", s.address)
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
-	_, err = c.Write(codec.Append(nil, &codec.Connect{ClientID: id, CleanStart: true}, 4))
+	_, err = c.Write(codec.Append(nil, &codec.Connect{ClientID: id, CleanStart: !persistent}, 4))
 	require.NoError(t, err)
 	_, err = io.ReadFull(c, make([]byte, 4))
 	require.NoError(t, err)
@@ -61,7 +60,7 @@ type load struct {
 
 func newLoad(t testing.TB, s *server, n int, qos byte) *load {
 	topic := fmt.Sprintf("bench/%03d", n)
-	l := &load{pub: loadConnect(t, s, fmt.Sprint("p", n)), sub: loadConnect(t, s, fmt.Sprint("s", n)), qos: qos}
+	l := &load{pub: loadConnect(t, s, fmt.Sprint("p", n), false), sub: loadConnect(t, s, fmt.Sprint("s", n), false), qos: qos}
 	l.frame, l.id = loadFrame(topic, qos)
 	l.in, l.acks = bufio.NewReaderSize(l.sub, 64<<10), bufio.NewReader(l.pub)
 	_, err := l.sub.Write(codec.Append(nil, &codec.Subscribe{ID: 1, Filters: []codec.Subscription{{Filter: topic, QoS: qos}}}, 4))
@@ -170,9 +169,17 @@ func resident(t testing.TB, pid int) int64 {
 	return n * int64(os.Getpagesize())
 }
 
+// reportPeers reports a figure of the embedded broker and of mosquitto, and the first divided by the second.
+func reportPeers(b *testing.B, unit string, ours, mosquitto float64) {
+	b.ReportMetric(ours, "ours-"+unit)
+	b.ReportMetric(mosquitto, "mosquitto-"+unit)
+	b.ReportMetric(ours/mosquitto, "ratio")
+	b.ReportMetric(0, "ns/op")
+}
+
 // BenchmarkBroker measures the messages of 64 bytes per second from publishers to subscribers, each pair with a topic of
 // its own, through the embedded broker and through mosquitto, in turns. "msg/cpu-s" is per second of the broker's
-// processor time; "of-mosquitto" compares these.
+// processor time; the ratio compares these.
 func BenchmarkBroker(b *testing.B) {
 	for _, qos := range []byte{0, 1} {
 		for _, pairs := range []int{1, 10, 100} {
@@ -208,28 +215,73 @@ func BenchmarkBroker(b *testing.B) {
 				}
 				for i, peer := range peers {
 					b.ReportMetric(float64(sent)/took[i].Seconds(), peer.name+"-msg/s")
-					b.ReportMetric(float64(sent)/max(cpu[i].Seconds(), 0.01), peer.name+"-msg/cpu-s")
 				}
-				b.ReportMetric(cpu[1].Seconds()/max(cpu[0].Seconds(), 0.01), "of-mosquitto")
-				b.ReportMetric(0, "ns/op")
+				reportPeers(b, "msg/cpu-s", float64(sent)/max(cpu[0].Seconds(), 0.01), float64(sent)/max(cpu[1].Seconds(), 0.01))
 			})
 		}
 	}
 }
 
+// idleClients is the number of clients whose memory BenchmarkBrokerMemory measures.
+const idleClients = 4000
+
 // BenchmarkBrokerMemory measures what a connected, idle client costs the broker in RAM, in bytes, and what a persistent
-// session without a connection costs.
+// session with a subscription costs, whose client is away.
 func BenchmarkBrokerMemory(b *testing.B) {
-	const count = 4000
-	for _, peer := range peers {
-		b.Run(peer.name, func(b *testing.B) {
-			s := peer.start(b)
-			before := resident(b, s.pid())
-			for n := range count {
-				loadConnect(b, s, fmt.Sprintf("idle-%05d", n))
+	for name, begin := range map[string]func(c net.Conn){
+		"connection": func(net.Conn) {},
+		"session": func(c net.Conn) {
+			_, err := c.Write(codec.Append(nil, &codec.Subscribe{ID: 1, Filters: []codec.Subscription{{Filter: "idle/#", QoS: 1}}}, 4))
+			require.NoError(b, err)
+			_, err = io.ReadFull(c, make([]byte, 5))
+			require.NoError(b, err)
+			c.Close()
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			var each [2]float64
+			for i, peer := range peers {
+				s := peer.start(b)
+				before := resident(b, s.pid())
+				for n := range idleClients {
+					begin(loadConnect(b, s, fmt.Sprintf("idle-%05d", n), name == "session"))
+				}
+				each[i] = float64(resident(b, s.pid())-before) / idleClients
 			}
-			b.ReportMetric(float64(resident(b, s.pid())-before)/count, "B/connection")
-			b.ReportMetric(0, "ns/op")
+			reportPeers(b, "B", each[0], each[1])
 		})
 	}
+}
+
+// BenchmarkBrokerStart measures how long the broker takes to start with 100 000 retained messages, and its memory then, in
+// bytes for each message.
+func BenchmarkBrokerStart(b *testing.B) {
+	const count = 100_000
+	var took, each [2]float64
+	for i, peer := range peers {
+		s := peer.start(b)
+		c := loadConnect(b, s, "retain", false)
+		var out []byte
+		for n := range count {
+			out = codec.Append(out, &codec.Publish{Topic: fmt.Sprintf("retained/%d/%d", n/100, n%100), Retain: true, Payload: make([]byte, loadPayload)}, 4)
+		}
+		out = codec.Append(out, &codec.Publish{Topic: "retained/last", QoS: 1, ID: 1, Retain: true, Payload: []byte("last")}, 4)
+		_, err := c.Write(out)
+		require.NoError(b, err)
+		_, err = io.ReadFull(c, make([]byte, 4))
+		require.NoError(b, err)
+		c.Close()
+		for range b.N {
+			s.stop(b)
+			began := time.Now()
+			s.start(b)
+			loadConnect(b, s, "started", false).Close()
+			took[i] += time.Since(began).Seconds()
+		}
+		each[i] = float64(resident(b, s.pid())) / count
+	}
+	for i, peer := range peers {
+		b.ReportMetric(each[i], peer.name+"-B/message")
+	}
+	reportPeers(b, "ms", 1000*took[0]/float64(b.N), 1000*took[1]/float64(b.N))
 }

@@ -102,8 +102,7 @@ func (q *fifo[T]) pop() (item T) {
 	q.head++
 	switch {
 	case q.head == len(q.items):
-		*q = fifo[T]{items: q.items[:0]}
-		if cap(q.items) > 256 {
+		if q.items, q.head = q.items[:0], 0; cap(q.items) > 256 {
 			q.items = nil
 		}
 	case q.head > 64 && q.head > len(q.items)/2:

@@ -322,7 +322,7 @@ func (l *loader) entry(key string, r entryRecord) bool {
 	switch {
 	case e.id != 0 && (e.dup || e.released || one.wasOnline):
 		e.dup = true
-		one.flight[e.id] = e
+		one.fly(e)
 		one.lastID = max(one.lastID, e.id)
 	default:
 		e.id = 0

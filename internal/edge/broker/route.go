@@ -227,6 +227,9 @@ func (s *server) subscribe(to *session, f packet.Subscription, id uint32) (sub *
 	}
 	name, path, shared := packet.Shared(f.Filter)
 	sub = &subscription{session: to, Subscription: f, id: id, node: s.tree.at(path, true)}
+	if to.subs == nil {
+		to.subs = map[string]*subscription{}
+	}
 	to.subs[f.Filter] = sub
 	s.subscriptions.Add(1)
 	if !shared {

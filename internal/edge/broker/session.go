@@ -62,7 +62,7 @@ type entry struct {
 }
 
 func (b *server) newSession(id, user string) *session {
-	return &session{server: b, id: id, user: user, subs: map[string]*subscription{}, flight: map[uint16]*entry{}}
+	return &session{server: b, id: id, user: user}
 }
 
 // persistent reports whether the session outlives its connection, and so belongs into the store.
@@ -267,7 +267,7 @@ func (s *session) send0(c *conn, to []byte, now time.Time) []byte {
 func (s *session) send(c *conn, to []byte, e *entry, now time.Time) []byte {
 	if !e.expired(now) {
 		if out, ok := c.appendMessage(to, &e.delivery, e.id, false, now); ok {
-			s.flight[e.id] = e
+			s.fly(e)
 			e.onWire = true
 			s.window--
 			s.server.sent.Add(1)
@@ -277,6 +277,14 @@ func (s *session) send(c *conn, to []byte, e *entry, now time.Time) []byte {
 	}
 	s.drop(e)
 	return to
+}
+
+// fly puts an entry into flight. Most sessions never have one.
+func (s *session) fly(e *entry) {
+	if s.flight == nil {
+		s.flight = map[uint16]*entry{}
+	}
+	s.flight[e.id] = e
 }
 
 // sendAgain sends an entry of flight on a new connection, as far as it had come (MQTT 5.0 §4.4). A message that the client
