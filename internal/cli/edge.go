@@ -59,7 +59,7 @@ broker; commands that list something ask the orchestrator's REST interface.`,
 	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "how long to wait for an answer")
 	a.outputFlag(c, f, formatTable, formatWide, formatJSON, formatYAML)
 	for _, sub := range []*cobra.Command{
-		a.edgeRun(o), a.edgePs(o), a.edgeRuntimes(o), a.edgeLogs(o), a.edgeStop(o), a.edgePub(o), a.edgeSub(o),
+		a.edgeRun(o), a.edgePs(o), a.edgeRuntimes(o), a.edgeLogs(o), a.edgeStop(o), a.edgePub(o), a.edgeSub(o), a.edgeClients(o),
 	} {
 		wrap(sub)
 		c.AddCommand(sub)
@@ -72,6 +72,7 @@ func (o *edgeOptions) topics() wire.Topics { return wire.Topics{Realm: o.realm} 
 // edgeClient is a connection to the broker. It delivers the received messages to a channel.
 type edgeClient struct {
 	mqtt.Client
+	id       string
 	messages chan mqtt.Message
 	leave    context.CancelFunc // stops the delivery of messages
 }
@@ -86,9 +87,9 @@ func (o *edgeOptions) connect(ctx context.Context) (*edgeClient, error) {
 		return nil, err
 	}
 	reading, leave := context.WithCancel(ctx)
-	e := &edgeClient{messages: make(chan mqtt.Message), leave: leave}
+	e := &edgeClient{id: "tripod-edge-" + uuid.NewString()[:8], messages: make(chan mqtt.Message), leave: leave}
 	e.Client, err = mqtt.New(mqtt.Config{
-		URL: o.broker, Protocol: o.protocol, ClientID: "tripod-edge-" + uuid.NewString()[:8], Username: o.user, Password: password,
+		URL: o.broker, Protocol: o.protocol, ClientID: e.id, Username: o.user, Password: password,
 		TLS: mqtt.TLS{CA: o.ca, Cert: o.cert, Key: o.key}, BackoffMax: time.Second,
 		Handler: func(m mqtt.Message) {
 			select {

@@ -33,12 +33,9 @@ func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) 
 		URL: b.url, Protocol: b.protocol, Username: b.user, TLS: mqtt.TLS{CA: b.ca, Cert: b.cert, Key: b.key},
 		SessionExpiry: time.Hour, Log: log,
 	}
-	if b.passwordFile != "" {
-		password, err := os.ReadFile(b.passwordFile)
-		if err != nil {
-			return client, nil, fmt.Errorf("%s.password_file: %w", b.section, err)
-		}
-		client.Password = strings.TrimRight(string(password), "\r\n")
+	var err error
+	if client.Password, err = readPassword(b.passwordFile); err != nil {
+		return client, nil, fmt.Errorf("%s.password_file: %w", b.section, err)
 	}
 	if b.url != config.EmbeddedBroker {
 		return client, nil, nil
@@ -49,6 +46,15 @@ func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) 
 	}
 	client.URL = embedded.URL()
 	return client, embedded, nil
+}
+
+// readPassword reads a password file. No file means no password.
+func readPassword(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	password, err := os.ReadFile(file)
+	return strings.TrimRight(string(password), "\r\n"), err
 }
 
 // newBroker starts the embedded broker, which stores sessions and retained messages in the given file.

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/url"
@@ -12,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/edge/broker"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/health"
 )
 
@@ -51,6 +54,9 @@ func checkBroker(ctx context.Context, c *config.Config) health.Finding {
 			f.OK, f.Detail = false, f.Detail+": open to the network without users, so everybody can do everything"
 			f.Remedy = "configure users with [[broker.user]], or a loopback address"
 		}
+		if sessions, ok := askSessions(ctx, c); ok {
+			f.Detail += "; " + summary(sessions)
+		}
 		return f
 	}
 	u, err := url.Parse(c.Edge.Broker)
@@ -71,6 +77,60 @@ func checkBroker(ctx context.Context, c *config.Config) health.Finding {
 	_ = conn.Close() // nothing was sent
 	f.Detail = "reachable at " + address
 	return f
+}
+
+// askSessions asks the embedded broker, if it is running, for its sessions. It connects as the manager would, and returns
+// false if that user may not read them.
+func askSessions(ctx context.Context, c *config.Config) ([]broker.Session, bool) {
+	if c.Broker.Address == "" {
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	url := "mqtt://" + broker.Reachable(c.Broker.Address)
+	if conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(url, "mqtt://")); err != nil {
+		return nil, false // the daemon is not running
+	} else {
+		_ = conn.Close() // nothing was sent
+	}
+	password, err := readPassword(c.Edge.PasswordFile)
+	if err != nil {
+		return nil, false
+	}
+	list := make(chan []byte, 1)
+	client, err := mqtt.New(mqtt.Config{URL: url, Username: c.Edge.User, Password: password, Handler: func(m mqtt.Message) {
+		select {
+		case list <- m.Payload:
+		default:
+		}
+	}})
+	if err != nil {
+		return nil, false
+	}
+	defer client.Close(ctx)
+	if client.WaitConnected(ctx) != nil || client.Subscribe(ctx, broker.SessionsTopic, 0, mqtt.SubscribeOptions{}) != nil {
+		return nil, false
+	}
+	select {
+	case text := <-list:
+		var sessions []broker.Session
+		err := json.Unmarshal(text, &sessions)
+		return sessions, err == nil
+	case <-ctx.Done():
+		return nil, false
+	}
+}
+
+// summary describes sessions in a few words. The one that has asked for them does not count.
+func summary(sessions []broker.Session) string {
+	connected, queued := -1, 0
+	for _, s := range sessions {
+		if s.Connected {
+			connected++
+		}
+		queued += s.Queued
+	}
+	return fmt.Sprintf("%d clients connected, %d sessions of absent clients, %d messages queued", connected, len(sessions)-connected-1, queued)
 }
 
 func isLoopback(host string) bool {

@@ -1,12 +1,18 @@
 package edge
 
 import (
+	"context"
+	"errors"
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/edge/broker"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/health"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // finding is the one on the subject.
@@ -65,4 +71,32 @@ func TestCheckEdge(t *testing.T) {
 	if f := finding(t, c, "edge runtime wasm"); f.OK {
 		t.Errorf("a runtime without its backend: %+v", f)
 	}
+}
+
+// TestCheckRunningBroker checks that the finding about an embedded broker that runs has its clients, sessions and queues.
+func TestCheckRunningBroker(t *testing.T) {
+	b, err := broker.New(broker.Config{Address: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close(t.Context()) })
+	connect := func(id string) mqtt.Client {
+		c, err := mqtt.New(mqtt.Config{URL: b.URL(), ClientID: id, SessionExpiry: time.Hour})
+		if err == nil {
+			err = c.WaitConnected(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close(context.Background()) })
+		return c
+	}
+	away := connect("away")
+	if err := errors.Join(away.Subscribe(t.Context(), "t", 1, mqtt.SubscribeOptions{}), away.Close(t.Context()), connect("here").Publish(t.Context(), "t", 1, false, nil)); err != nil {
+		t.Fatal(err)
+	}
+	c := config.Default()
+	c.Edge.Enabled, c.Broker.Address = true, b.Addresses()[0]
+	const want = "1 clients connected, 1 sessions of absent clients, 1 messages queued"
+	until.Holds(t, want, func() bool { return strings.Contains(finding(t, c, "edge broker").Detail, want) })
 }

@@ -2,6 +2,7 @@ package broker_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -29,6 +30,10 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		select {} // until SIGKILL
+	}
+	// Most tests wait: for a will's delay, a keep alive or mosquitto.
+	if err := flag.Set("test.parallel", "12"); err != nil {
+		panic(err)
 	}
 	os.Exit(races.Run(m.Run))
 }

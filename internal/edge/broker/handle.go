@@ -317,6 +317,11 @@ func (c *conn) acknowledged(p *packet.Ack) error {
 func (c *conn) subscribe(p *packet.Subscribe) error {
 	s := c.server
 	answer := &packet.Suback{Type: packet.SUBACK, ID: p.ID}
+	if slices.ContainsFunc(p.Filters, func(f packet.Subscription) bool {
+		return f.Filter == SessionsTopic && s.users.allowed(c.user, c.id, f.Filter, false)
+	}) {
+		s.listSessions()
+	}
 	end := s.store.begin()
 	s.mu.Lock()
 	if !c.owns() {

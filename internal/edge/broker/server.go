@@ -97,7 +97,7 @@ func (s *server) listen() error {
 		s.listeners = append(s.listeners, wrap(s.cfg.Connections.Listener(l)))
 		s.addresses = append(s.addresses, l.Addr().String())
 		if s.url == "" {
-			s.url = scheme + "://" + reachable(l.Addr())
+			s.url = scheme + "://" + Reachable(l.Addr().String())
 		}
 		return nil
 	}
@@ -116,10 +116,10 @@ func (s *server) listen() error {
 	return add("mqtts", s.cfg.TLSAddress, func(l net.Listener) net.Listener { return tls.NewListener(l, conf) })
 }
 
-// reachable returns the address that a client on this machine dials.
-func reachable(a net.Addr) string {
-	host, port, _ := net.SplitHostPort(a.String())
-	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+// Reachable returns the address that a client on this machine dials, for an address that the broker listens on.
+func Reachable(address string) string {
+	host, port, _ := net.SplitHostPort(address)
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
 	return net.JoinHostPort(host, port)
