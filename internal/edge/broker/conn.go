@@ -3,6 +3,7 @@ package broker
 import (
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -15,6 +16,8 @@ const (
 	// takeOverTimeout bounds the writes to a connection that is being closed, or whose session another connection takes
 	// over.
 	takeOverTimeout = time.Second
+	// lingerTimeout bounds the time between the packet that says why a connection ends, and its end.
+	lingerTimeout = 500 * time.Millisecond
 	// maxPending is the number of bytes of answers that may be pending before the connection's next packet is read.
 	maxPending = 64 << 10
 	// pongPatience is how long a PINGRESP waits for the answers before it.
@@ -62,6 +65,7 @@ type conn struct {
 	kicked    bool
 	waiting   bool // a goroutine waits for the store
 	closing   bool
+	reason    bool      // the last packet says why the connection ends
 	broken    bool      // a write failed
 	writeEnds time.Time // deadline of all writes, once the connection is closing
 	ended     chan struct{}
@@ -266,10 +270,19 @@ func (c *conn) write(p []byte) error {
 	return err
 }
 
-// finish closes the connection after the last write.
+// finish closes the connection after the last write. If that was the reason why the connection ends, it first waits until
+// the client has closed its side: a socket that is closed with unread bytes is reset, and the client could lose the reason.
 func (c *conn) finish() {
-	if t, ok := c.Conn.(*tls.Conn); ok && c.broken {
-		t.NetConn().Close() // without TLS's alert, which could not be written either
+	c.mu.Lock()
+	broken, reason := c.broken, c.reason
+	c.mu.Unlock()
+	switch half, ok := c.Conn.(interface{ CloseWrite() error }); {
+	case broken:
+		if t, ok := c.Conn.(*tls.Conn); ok {
+			t.NetConn().Close() // without TLS's alert, which could not be written either
+		}
+	case reason && ok && half.CloseWrite() == nil && c.Conn.SetReadDeadline(time.Now().Add(lingerTimeout)) == nil:
+		_, _ = io.Copy(io.Discard, c.Conn) // until the client's end or the deadline
 	}
 	c.Conn.Close()
 	close(c.ended)
@@ -285,6 +298,7 @@ func (c *conn) end(code packet.Code) {
 	}
 	if code != 0 && c.level == 5 && c.open {
 		c.answers.push(answer{packets: packet.Append(nil, &packet.End{Type: packet.DISCONNECT, Code: code}, c.level)})
+		c.reason = true
 	}
 	c.closing = true
 	if c.writeEnds.IsZero() {

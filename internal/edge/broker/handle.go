@@ -121,6 +121,9 @@ func (c *conn) greet() error {
 func (c *conn) refuse(code packet.Code, why string) error {
 	c.server.refused.Add(1)
 	c.answer(&packet.Connack{Code: code}, 0, 0)
+	c.mu.Lock()
+	c.reason = true
+	c.mu.Unlock()
 	return errors.New(why)
 }
 
