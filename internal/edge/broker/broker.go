@@ -14,7 +14,8 @@ import (
 type Broker interface {
 	// URL returns the broker's URL for a client on this machine: mqtt://HOST:PORT, or mqtts:// if it listens for TLS only.
 	URL() string
-	// Addresses returns the listening addresses: Config.Address and Config.TLSAddress, with their actual ports.
+	// Addresses returns the listening addresses with their actual ports, in the order of Config: Address, TLSAddress,
+	// WebSocketAddress, WebSocketTLSAddress.
 	Addresses() []string
 	// Stats returns the counters.
 	Stats() Stats
@@ -33,6 +34,12 @@ type Config struct {
 	TLSAddress       string
 	Certificate, Key string
 	ClientCA         string
+	// WebSocketAddress and WebSocketTLSAddress are HOST:PORT for MQTT over WebSocket, without and with TLS; empty means
+	// none. TLS is that of TLSAddress. The paths are / and /mqtt.
+	WebSocketAddress, WebSocketTLSAddress string
+	// WebSocketOrigins are the web pages that may connect from a browser, as package origin describes them. In addition,
+	// pages may connect whose host is an IP address or localhost, and the same as the broker's.
+	WebSocketOrigins []string
 
 	// Path is the bbolt file with sessions and retained messages. If Path is empty, sessions and retained messages are
 	// kept only in memory.

@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"crypto/tls"
 	"errors"
 	"net"
 	"os"
@@ -268,7 +267,7 @@ func (c *conn) write(p []byte) error {
 
 // finish closes the connection after the last write.
 func (c *conn) finish() {
-	if t, ok := c.Conn.(*tls.Conn); ok && c.broken {
+	if t := tlsConn(c.Conn); t != nil && c.broken {
 		t.NetConn().Close() // without TLS's alert, which could not be written either
 	}
 	c.Conn.Close()
@@ -344,8 +343,8 @@ func timedOut(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
 // commonName returns the common name in the client's verified certificate, or "".
 func (c *conn) commonName() string {
-	t, ok := c.Conn.(*tls.Conn)
-	if !ok {
+	t := tlsConn(c.Conn)
+	if t == nil {
 		return ""
 	}
 	chains := t.ConnectionState().VerifiedChains
