@@ -64,13 +64,16 @@ type EdgeRuntime struct {
 
 // Broker configures the MQTT broker that is embedded in the daemon or the orchestrator.
 type Broker struct {
-	Address     string       `toml:"address"`
-	TLSAddress  string       `toml:"tls_address"`
-	Certificate string       `toml:"certificate"`
-	Key         string       `toml:"key"`
-	ClientCA    string       `toml:"client_ca"`
-	MaxMessage  int          `toml:"max_message"`
-	Users       []BrokerUser `toml:"user"`
+	Address             string       `toml:"address"`
+	TLSAddress          string       `toml:"tls_address"`
+	WebSocketAddress    string       `toml:"websocket_address"`
+	WebSocketTLSAddress string       `toml:"websocket_tls_address"`
+	WebSocketOrigins    []string     `toml:"websocket_origins"`
+	Certificate         string       `toml:"certificate"`
+	Key                 string       `toml:"key"`
+	ClientCA            string       `toml:"client_ca"`
+	MaxMessage          int          `toml:"max_message"`
+	Users               []BrokerUser `toml:"user"`
 }
 
 // BrokerUser is one [[broker.user]]. Without users, the broker allows everything to everybody.
@@ -151,12 +154,16 @@ func (c *Config) validateBroker(v *validator) {
 	b := c.Broker
 	v.address("broker.address", b.Address)
 	v.address("broker.tls_address", b.TLSAddress)
+	v.address("broker.websocket_address", b.WebSocketAddress)
+	v.address("broker.websocket_tls_address", b.WebSocketTLSAddress)
+	v.origins("broker.websocket_origins", b.WebSocketOrigins)
 	v.credentials("broker", "", b.ClientCA, b.Certificate, b.Key)
-	v.check(b.TLSAddress == "" || b.Certificate != "", "broker.certificate", "is empty: broker.tls_address needs a certificate")
-	v.check(b.TLSAddress != "" || b.ClientCA == "", "broker.client_ca", "needs broker.tls_address")
+	secure := b.TLSAddress != "" || b.WebSocketTLSAddress != ""
+	v.check(!secure || b.Certificate != "", "broker.certificate", "is empty: broker.tls_address and broker.websocket_tls_address need a certificate")
+	v.check(secure || b.ClientCA == "", "broker.client_ca", "needs broker.tls_address or broker.websocket_tls_address")
 	v.check(b.MaxMessage >= minFrame && b.MaxMessage <= maxFrame, "broker.max_message", "%d is not between %d and %d bytes", b.MaxMessage, minFrame, maxFrame)
 	if c.Edge.Enabled && c.Edge.Broker == EmbeddedBroker || c.Orchestrator.Broker == EmbeddedBroker {
-		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: clients cannot reach the embedded broker")
+		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: the node's own clients, which do not use WebSocket, cannot reach the embedded broker")
 	}
 	names := map[string]bool{}
 	for i, u := range b.Users {

@@ -62,6 +62,7 @@ func (s Services) newBroker(c *config.Config, file string) (broker.Broker, error
 	limits.Max += limits.Max / 4 // more than MaxClients, so that a client above MaxClients gets a reason code
 	return broker.New(broker.Config{
 		Address: b.Address, TLSAddress: b.TLSAddress, Certificate: b.Certificate, Key: b.Key, ClientCA: b.ClientCA,
+		WebSocketAddress: b.WebSocketAddress, WebSocketTLSAddress: b.WebSocketTLSAddress, WebSocketOrigins: b.WebSocketOrigins,
 		Path: file, Users: users, MaxPacket: int64(b.MaxMessage), MaxClients: c.Connections.Max,
 		Connections: s.Connections.Limiter("broker", limits), Log: s.Logger.With("part", "broker"),
 	})
