@@ -99,19 +99,25 @@ var brokerDescs = []struct {
 	{brokerDesc("store_errors_total", "Failed writes to disk."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.StoreErrors) }},
 }
 
-func brokerDesc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc("tripod_edge_broker_"+name, help, nil, nil)
+var brokerLimitsDesc = brokerDesc("limits_met_total", "How often MQTT clients have met a limit of the embedded broker: clients, packet, queue, receive_maximum, retained, topic_alias.", "limit")
+
+func brokerDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("tripod_edge_broker_"+name, help, labels, nil)
 }
 
 func (b brokerFigures) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range brokerDescs {
 		to <- d.desc
 	}
+	to <- brokerLimitsDesc
 }
 
 func (b brokerFigures) Collect(to chan<- prometheus.Metric) {
 	s := b.Stats()
 	for _, d := range brokerDescs {
 		to <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(s))
+	}
+	for name, count := range s.Limits {
+		to <- prometheus.MustNewConstMetric(brokerLimitsDesc, prometheus.CounterValue, float64(count), name)
 	}
 }

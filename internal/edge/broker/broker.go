@@ -102,6 +102,9 @@ type Stats struct {
 	Refused       uint64 // connections refused because of a user, password, certificate or limit
 	Denied        uint64 // subscriptions and messages that the user's rights do not allow
 	StoreErrors   uint64 // failed writes to disk, which are retried
+	// Limits counts how often clients have met a limit: clients (refused), packet, receive_maximum and topic_alias
+	// (disconnected), queue (messages dropped), retained (messages refused).
+	Limits map[string]uint64
 }
 
 func (c Config) withDefaults() Config {

@@ -50,7 +50,7 @@ type server struct {
 	subscriptions                            atomic.Int64
 	received, sent, dropped, refused, denied atomic.Uint64
 
-	full     rate.Sometimes // for the log
+	meters   [limitCount]meter
 	origins  rate.Sometimes // for the log
 	serving  sync.WaitGroup
 	stop     chan struct{}
@@ -75,9 +75,11 @@ func New(cfg Config) (Broker, error) {
 		return nil, err
 	}
 	s := &server{
-		full: rate.Sometimes{First: 1, Interval: 10 * time.Second}, origins: rate.Sometimes{First: 1, Interval: 10 * time.Second},
-		cfg: cfg, log: cfg.Log, users: who, store: st, records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
+		origins: rated(), cfg: cfg, log: cfg.Log, users: who, store: st, records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
 		sessions: map[string]*session{}, wills: map[string]*will{}, conns: map[*conn]struct{}{}, stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	for l := range s.meters {
+		s.meters[l].log = rated()
 	}
 	s.web = s.webServer()
 	if err := errors.Join(s.load(), s.listen()); err != nil {
@@ -202,6 +204,7 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 		s.log.Warn("broker: the session belongs to another user", "client", c.id, "user", c.user, "remote", c.RemoteAddr().String())
 		code = packet.ClientIDNotValid
 	case s.clients >= s.cfg.MaxClients && (old == nil || !old.online()):
+		s.meet(limitClients, c.id)
 		code = packet.QuotaExceeded
 	}
 	if code.Failed() {
@@ -404,9 +407,7 @@ func (s *server) adopt(orphans []*entry) {
 // drop counts a message that a session had no room for.
 func (s *server) drop(of *session) {
 	s.dropped.Add(1)
-	s.full.Do(func() {
-		s.log.Warn("broker: messages are dropped, because the client's queue is full", "client", of.id)
-	})
+	s.meet(limitQueue, of.id)
 }
 
 func (s *server) URL() string { return s.url }
@@ -419,7 +420,7 @@ func (s *server) Stats() Stats {
 	st := Stats{
 		Clients: s.clients, Sessions: len(s.sessions), Subscriptions: int(s.subscriptions.Load()), Retained: s.retainedCount,
 		Received: s.received.Load(), Sent: s.sent.Load(), Dropped: s.dropped.Load(), Refused: s.refused.Load(), Denied: s.denied.Load(),
-		StoreErrors: s.store.errors.Load(),
+		StoreErrors: s.store.errors.Load(), Limits: s.met(),
 	}
 	for _, one := range s.sessions {
 		n, _ := one.queued()
