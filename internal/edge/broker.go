@@ -64,6 +64,8 @@ func (s Services) newBroker(c *config.Config, file string) (broker.Broker, error
 		Address: b.Address, TLSAddress: b.TLSAddress, Certificate: b.Certificate, Key: b.Key, ClientCA: b.ClientCA,
 		WebSocketAddress: b.WebSocketAddress, WebSocketTLSAddress: b.WebSocketTLSAddress, WebSocketOrigins: b.WebSocketOrigins,
 		Path: file, Users: users, MaxPacket: int64(b.MaxMessage), MaxClients: c.Connections.Max,
+		MaxQueued: b.MaxQueued, MaxQueuedBytes: b.MaxQueuedBytes, MaxRetained: b.MaxRetained, MaxRetainedBytes: b.MaxRetainedBytes,
+		ReceiveMaximum: b.ReceiveMaximum, TopicAliasMaximum: b.TopicAliasMaximum, SessionExpiry: time.Duration(b.SessionExpiry),
 		Connections: s.Connections.Limiter("broker", limits), Log: s.Logger.With("part", "broker"),
 	})
 }
