@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -64,13 +65,23 @@ type EdgeRuntime struct {
 
 // Broker configures the MQTT broker that is embedded in the daemon or the orchestrator.
 type Broker struct {
-	Address     string       `toml:"address"`
-	TLSAddress  string       `toml:"tls_address"`
-	Certificate string       `toml:"certificate"`
-	Key         string       `toml:"key"`
-	ClientCA    string       `toml:"client_ca"`
-	MaxMessage  int          `toml:"max_message"`
-	Users       []BrokerUser `toml:"user"`
+	Address             string       `toml:"address"`
+	TLSAddress          string       `toml:"tls_address"`
+	WebSocketAddress    string       `toml:"websocket_address"`
+	WebSocketTLSAddress string       `toml:"websocket_tls_address"`
+	WebSocketOrigins    []string     `toml:"websocket_origins"`
+	Certificate         string       `toml:"certificate"`
+	Key                 string       `toml:"key"`
+	ClientCA            string       `toml:"client_ca"`
+	MaxMessage          int          `toml:"max_message"`
+	MaxQueued           int          `toml:"max_queued"`
+	MaxQueuedBytes      int64        `toml:"max_queued_bytes"`
+	MaxRetained         int          `toml:"max_retained"`
+	MaxRetainedBytes    int64        `toml:"max_retained_bytes"`
+	ReceiveMaximum      int          `toml:"receive_maximum"`
+	TopicAliasMaximum   int          `toml:"topic_alias_maximum"`
+	SessionExpiry       Duration     `toml:"session_expiry"`
+	Users               []BrokerUser `toml:"user"`
 }
 
 // BrokerUser is one [[broker.user]]. Without users, the broker allows everything to everybody.
@@ -105,6 +116,10 @@ const (
 	// minFrame and maxFrame limit the configured sizes of frames and messages, in bytes.
 	minFrame = 4 << 10
 	maxFrame = 256 << 20
+	// maxUint16 limits the fields of MQTT for the receive maximum and the topic alias maximum.
+	maxUint16 = 1<<16 - 1
+	// maxSessionExpiry is the largest Session Expiry Interval of MQTT 5 that ends.
+	maxSessionExpiry = Duration((1<<32 - 2) * time.Second)
 )
 
 // validateEdge checks the sections edge, broker and orchestrator.
@@ -151,12 +166,23 @@ func (c *Config) validateBroker(v *validator) {
 	b := c.Broker
 	v.address("broker.address", b.Address)
 	v.address("broker.tls_address", b.TLSAddress)
+	v.address("broker.websocket_address", b.WebSocketAddress)
+	v.address("broker.websocket_tls_address", b.WebSocketTLSAddress)
+	v.origins("broker.websocket_origins", b.WebSocketOrigins)
 	v.credentials("broker", "", b.ClientCA, b.Certificate, b.Key)
-	v.check(b.TLSAddress == "" || b.Certificate != "", "broker.certificate", "is empty: broker.tls_address needs a certificate")
-	v.check(b.TLSAddress != "" || b.ClientCA == "", "broker.client_ca", "needs broker.tls_address")
+	secure := b.TLSAddress != "" || b.WebSocketTLSAddress != ""
+	v.check(!secure || b.Certificate != "", "broker.certificate", "is empty: broker.tls_address and broker.websocket_tls_address need a certificate")
+	v.check(secure || b.ClientCA == "", "broker.client_ca", "needs broker.tls_address or broker.websocket_tls_address")
 	v.check(b.MaxMessage >= minFrame && b.MaxMessage <= maxFrame, "broker.max_message", "%d is not between %d and %d bytes", b.MaxMessage, minFrame, maxFrame)
+	v.check(b.MaxQueued >= 1, "broker.max_queued", "%d is not at least 1", b.MaxQueued)
+	v.check(b.MaxQueuedBytes >= int64(b.MaxMessage), "broker.max_queued_bytes", "%d is less than broker.max_message", b.MaxQueuedBytes)
+	v.check(b.MaxRetained >= 1, "broker.max_retained", "%d is not at least 1", b.MaxRetained)
+	v.check(b.MaxRetainedBytes >= int64(b.MaxMessage), "broker.max_retained_bytes", "%d is less than broker.max_message", b.MaxRetainedBytes)
+	v.check(b.ReceiveMaximum >= 1 && b.ReceiveMaximum <= maxUint16, "broker.receive_maximum", "%d is not between 1 and %d", b.ReceiveMaximum, maxUint16)
+	v.check(b.TopicAliasMaximum >= 1 && b.TopicAliasMaximum <= maxUint16, "broker.topic_alias_maximum", "%d is not between 1 and %d", b.TopicAliasMaximum, maxUint16)
+	v.check(b.SessionExpiry >= Duration(time.Second) && b.SessionExpiry <= maxSessionExpiry, "broker.session_expiry", "%q is not between 1s and %s", b.SessionExpiry, maxSessionExpiry)
 	if c.Edge.Enabled && c.Edge.Broker == EmbeddedBroker || c.Orchestrator.Broker == EmbeddedBroker {
-		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: clients cannot reach the embedded broker")
+		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: the node's own clients, which do not use WebSocket, cannot reach the embedded broker")
 	}
 	names := map[string]bool{}
 	for i, u := range b.Users {

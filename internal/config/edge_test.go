@@ -44,7 +44,17 @@ uuid = "22222222-0000-4000-8000-00000000000x"
 [broker]
 address = "1883"
 tls_address = ":8883"
+websocket_address = "8083"
+websocket_tls_address = "8084"
+websocket_origins = ["https://app.example/"]
 max_message = 0
+max_queued = 0
+max_queued_bytes = -1
+max_retained = -1
+max_retained_bytes = -1
+receive_maximum = 65536
+topic_alias_maximum = 0
+session_expiry = "999ms"
 [[broker.user]]
 name = ""
 password_file = "relative"
@@ -65,7 +75,9 @@ root = "/var/lib/tripod"
 	for _, key := range []string{"edge.broker:", "edge.protocol:", "edge.password_file:", "edge.key:", "edge.realm:", "edge.limits.messages:", "edge.limits.bytes:", "edge.limits.messages_per_second:", "edge.limits.bytes_per_second:", "edge.topics:", "edge.uuid:",
 		"edge.keepalive_interval:", "edge.queue_messages:", "edge.queue_ttl:", "edge.max_frame:", "edge.module_roots[0]:", "edge.dir_roots[0]:",
 		"edge.wasm.name:", "edge.wasm.max_modules:", "edge.runtime[0].name:", "edge.runtime[0].command:", "edge.runtime[0].max_modules:",
-		"edge.runtime[2].name:", "edge.runtime[2].uuid:", "broker.address:", "broker.certificate:", "broker.max_message:", "broker.user[0].name:",
+		"edge.runtime[2].name:", "edge.runtime[2].uuid:", "broker.address:", "broker.certificate:",
+		"broker.max_queued:", "broker.max_queued_bytes:", "broker.max_retained:", "broker.max_retained_bytes:",
+		"broker.receive_maximum:", "broker.topic_alias_maximum:", "broker.session_expiry:", "broker.websocket_address:", "broker.websocket_tls_address:", "broker.websocket_origins:", "broker.max_message:", "broker.user[0].name:",
 		"broker.user[0].password_file:", "orchestrator.broker:", "orchestrator.protocol:", "orchestrator.realm:", "orchestrator.topics:",
 		"orchestrator.address:", "orchestrator.keepalive_interval:", "orchestrator.keepalive_missed:", "orchestrator.root:"} {
 		if err == nil || !strings.Contains(err.Error(), key) {
@@ -103,6 +115,35 @@ realms = ["realm"]
 	}
 	if len(c.Edge.Runtimes) != 2 || c.Edge.Runtimes[1].Name != "other" || len(c.Broker.Users) != 1 || c.Broker.Users[0].Realms[0] != "realm" {
 		t.Errorf("got runtimes %+v and users %+v, want two runtimes and one user", c.Edge.Runtimes, c.Broker.Users)
+	}
+}
+
+// TestWebSocketTLS: websocket_tls_address alone uses the broker's certificate, too.
+func TestWebSocketTLS(t *testing.T) {
+	c := Default()
+	c.Broker.WebSocketTLSAddress = ":8084"
+	if err := c.Complete(); err == nil || !strings.Contains(err.Error(), "broker.certificate:") {
+		t.Errorf("Complete without a certificate: got error %v, want one about broker.certificate", err)
+	}
+	c.Broker.Certificate, c.Broker.Key, c.Broker.ClientCA = "/etc/tripod/mqtt.crt", "/etc/tripod/mqtt.key", "/etc/tripod/ca.crt"
+	if err := c.Complete(); err != nil {
+		t.Errorf("Complete with a certificate: %v", err)
+	}
+}
+
+// TestBrokerBytes: a message of the maximum size fits into an empty queue and can be retained.
+func TestBrokerBytes(t *testing.T) {
+	c := Default()
+	c.Broker.MaxMessage, c.Broker.MaxQueuedBytes, c.Broker.MaxRetainedBytes = 1<<20, 1<<20, 1<<20
+	if err := c.Complete(); err != nil {
+		t.Errorf("Complete with equal sizes: %v", err)
+	}
+	c.Broker.MaxMessage++
+	err := c.Complete()
+	for _, key := range []string{"broker.max_queued_bytes:", "broker.max_retained_bytes:"} {
+		if err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("Complete with larger messages: got error %v, want one about %s", err, key)
+		}
 	}
 }
 

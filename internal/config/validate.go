@@ -185,10 +185,7 @@ func (c *Config) validateWasm(v *validator) {
 	v.check(w.KeyvalueKeys >= 1, "wasm.keyvalue_keys", "%d is not at least 1", w.KeyvalueKeys)
 	v.check(w.CompileMemory >= minCompileMemory, "wasm.compile_memory", "%d bytes are less than %d", w.CompileMemory, minCompileMemory)
 	v.positive("wasm.compile_timeout", w.CompileTimeout)
-	for _, o := range w.CORSOrigins {
-		err := origin.Check(o)
-		v.check(err == nil, "wasm.cors_origins", "%v", err)
-	}
+	v.origins("wasm.cors_origins", w.CORSOrigins)
 	v.check(w.CompileParallel >= 0, "wasm.compile_parallel", "%d is negative", w.CompileParallel)
 	for i, l := range w.CompiledLayers {
 		key := fmt.Sprintf("wasm.compiled_layer[%d]", i)
@@ -331,6 +328,13 @@ func (v *validator) address(key, address string) {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
 	v.check(err == nil, key, "%q is not HOST:PORT", address)
+}
+
+func (v *validator) origins(key string, origins []string) {
+	for _, o := range origins {
+		err := origin.Check(o)
+		v.check(err == nil, key, "%v", err)
+	}
 }
 
 // endpoint accepts a URL without a path, and also "".

@@ -68,7 +68,10 @@ func (s Services) newBroker(c *config.Config, file string) (broker.Broker, error
 	limits.Max += limits.Max / 4 // more than MaxClients, so that a client above MaxClients gets a reason code
 	return broker.New(broker.Config{
 		Address: b.Address, TLSAddress: b.TLSAddress, Certificate: b.Certificate, Key: b.Key, ClientCA: b.ClientCA,
+		WebSocketAddress: b.WebSocketAddress, WebSocketTLSAddress: b.WebSocketTLSAddress, WebSocketOrigins: b.WebSocketOrigins,
 		Path: file, Users: users, MaxPacket: int64(b.MaxMessage), MaxClients: c.Connections.Max,
+		MaxQueued: b.MaxQueued, MaxQueuedBytes: b.MaxQueuedBytes, MaxRetained: b.MaxRetained, MaxRetainedBytes: b.MaxRetainedBytes,
+		ReceiveMaximum: b.ReceiveMaximum, TopicAliasMaximum: b.TopicAliasMaximum, SessionExpiry: time.Duration(b.SessionExpiry),
 		Connections: s.Connections.Limiter("broker", limits), Log: s.Logger.With("part", "broker"),
 	})
 }
@@ -104,19 +107,25 @@ var brokerDescs = []struct {
 	{brokerDesc("store_errors_total", "Failed writes to disk."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.StoreErrors) }},
 }
 
-func brokerDesc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc("tripod_edge_broker_"+name, help, nil, nil)
+var brokerLimitsDesc = brokerDesc("limits_met_total", "How often MQTT clients have met a limit of the embedded broker: clients, packet, queue, receive_maximum, retained, topic_alias.", "limit")
+
+func brokerDesc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("tripod_edge_broker_"+name, help, labels, nil)
 }
 
 func (b brokerFigures) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range brokerDescs {
 		to <- d.desc
 	}
+	to <- brokerLimitsDesc
 }
 
 func (b brokerFigures) Collect(to chan<- prometheus.Metric) {
 	s := b.Stats()
 	for _, d := range brokerDescs {
 		to <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(s))
+	}
+	for name, count := range s.Limits {
+		to <- prometheus.MustNewConstMetric(brokerLimitsDesc, prometheus.CounterValue, float64(count), name)
 	}
 }

@@ -49,8 +49,10 @@ func Check(ctx context.Context, c *config.Config) []health.Finding {
 func checkBroker(ctx context.Context, c *config.Config) health.Finding {
 	f := health.Finding{Subject: "edge broker", OK: true}
 	if c.Edge.Broker == config.EmbeddedBroker {
-		f.Detail = "embedded, at " + strings.TrimSpace(c.Broker.Address+" "+c.Broker.TLSAddress)
-		if host, _, err := net.SplitHostPort(c.Broker.Address); err == nil && len(c.Broker.Users) == 0 && !isLoopback(host) {
+		b := c.Broker
+		addresses := []string{b.Address, b.TLSAddress, b.WebSocketAddress, b.WebSocketTLSAddress}
+		f.Detail = "embedded, at " + strings.Join(strings.Fields(strings.Join(addresses, " ")), " ")
+		if len(b.Users) == 0 && (isRemote(b.Address) || isRemote(b.WebSocketAddress)) {
 			f.OK, f.Detail = false, f.Detail+": open to the network without users, so everybody can do everything"
 			f.Remedy = "configure users with [[broker.user]], or a loopback address"
 		}
@@ -133,9 +135,11 @@ func summary(sessions []broker.Session) string {
 	return fmt.Sprintf("%d clients connected, %d sessions of absent clients, %d messages queued", connected, len(sessions)-connected-1, queued)
 }
 
-func isLoopback(host string) bool {
+// isRemote reports whether other machines can reach a listening address. The empty address is none.
+func isRemote(address string) bool {
+	host, _, err := net.SplitHostPort(address)
 	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	return err == nil && host != "localhost" && (ip == nil || !ip.IsLoopback())
 }
 
 func checkRoots(key string, roots []string) health.Finding {

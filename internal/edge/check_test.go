@@ -40,6 +40,10 @@ func TestCheckEdge(t *testing.T) {
 	if f := finding(t, c, "edge broker"); f.OK || f.Required {
 		t.Errorf("open to everybody: %+v", f)
 	}
+	c.Broker.Address, c.Broker.WebSocketAddress = "127.0.0.1:1883", ":8083"
+	if f := finding(t, c, "edge broker"); f.OK || !strings.Contains(f.Detail, "127.0.0.1:1883 :8083") {
+		t.Errorf("open to everybody by WebSocket: %+v", f)
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -40,8 +40,12 @@ func value[T any](p *T) (v T) {
 
 func (pahoGo) connect(t testing.TB, o options, in *inbox) (connection, error) {
 	c := &pahoGoConnection{waiting: queue.New(), unacknowledged: store.New()}
+	server := &url.URL{Scheme: "mqtt", Host: fmt.Sprint("127.0.0.1:", o.Port)}
+	if o.WebSocket {
+		server.Scheme, server.Path = "ws", "/mqtt"
+	}
 	cfg := autopaho.ClientConfig{
-		ServerUrls: []*url.URL{{Scheme: "mqtt", Host: fmt.Sprint("127.0.0.1:", o.Port)}},
+		ServerUrls: []*url.URL{server},
 		KeepAlive:  20, CleanStartOnInitialConnection: o.Clean, SessionExpiryInterval: o.Expiry,
 		ReconnectBackoff:        autopaho.NewConstantBackoff(200 * time.Millisecond),
 		Queue:                   c.waiting,

@@ -29,10 +29,10 @@ func (s *server) restart(t testing.TB) {
 	s.start(t)
 }
 
-// brokers are the brokers under test, by name.
+// brokers are the brokers under test, by name. They serve MQTT over TCP or over WebSocket.
 var brokers = []struct {
 	name  string
-	start func(t testing.TB) *server
+	start func(t testing.TB, webSocket bool) *server
 }{{"embedded", embedded}, {"mosquitto", mosquitto}}
 
 // freePort returns a free port below the kernel's ephemeral ports, so that a restarted broker can use it again.
@@ -48,9 +48,12 @@ func freePort(t testing.TB) int {
 	return 0
 }
 
-func embedded(t testing.TB) *server {
+func embedded(t testing.TB, webSocket bool) *server {
 	s := &server{port: freePort(t)}
 	cfg := broker.Config{Address: fmt.Sprint("127.0.0.1:", s.port), Path: filepath.Join(t.TempDir(), "broker.db")}
+	if webSocket {
+		cfg.Address, cfg.WebSocketAddress = "127.0.0.1:0", cfg.Address
+	}
 	var b broker.Broker
 	s.start = func(t testing.TB) {
 		// A program that another test starts holds the socket of freePort until its execve.
@@ -68,7 +71,7 @@ func embedded(t testing.TB) *server {
 }
 
 // mosquitto starts Debian's mosquitto with its own configuration.
-func mosquitto(t testing.TB) *server {
+func mosquitto(t testing.TB, webSocket bool) *server {
 	program, err := exec.LookPath("mosquitto")
 	if err != nil {
 		program = "/usr/sbin/mosquitto" // not in every user's PATH
@@ -77,6 +80,9 @@ func mosquitto(t testing.TB) *server {
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "mosquitto.conf")
 	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence true\npersistence_location %s/\nuser root\nlog_type error\nmax_queued_messages 4096\nmax_inflight_messages 1024\n", s.port, dir)
+	if webSocket {
+		text += fmt.Sprintf("protocol websockets\nlistener 0 %s/socket\n", dir) // mosquitto 2.0.11 does not start without another listener
+	}
 	require.NoError(t, os.WriteFile(conf, []byte(text), 0o600))
 	var cmd *exec.Cmd
 	s.start = func(t testing.TB) {

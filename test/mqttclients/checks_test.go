@@ -21,12 +21,16 @@ var clients = []struct {
 	name      string
 	start     func(t testing.TB) program
 	protocols []int
+	webSocket bool
 }{
-	{"MQTT.js", startMQTTjs, []int{5, 4}},
-	{"paho-mqtt", startPaho, []int{5, 4}},
-	{"aiomqtt", startAiomqtt, []int{5, 4}},
-	{"paho.golang", startPahoGo, []int{5}},
-	{"mosquitto_sub", startTools, []int{5, 4}},
+	{"MQTT.js", startMQTTjs, []int{5, 4}, false},
+	{"MQTT.js-ws", startMQTTjs, []int{5, 4}, true},
+	{"paho-mqtt", startPaho, []int{5, 4}, false},
+	{"paho-mqtt-ws", startPaho, []int{5, 4}, true},
+	{"aiomqtt", startAiomqtt, []int{5, 4}, false},
+	{"paho.golang", startPahoGo, []int{5}, false},
+	{"paho.golang-ws", startPahoGo, []int{5}, true},
+	{"mosquitto_sub", startTools, []int{5, 4}, false},
 }
 
 // skips are the checks that a client cannot express, or at which a client or mosquitto 2.0.11 is at fault with a correct peer.
@@ -40,7 +44,7 @@ var skips = []struct {
 	{regexp.MustCompile(`^aiomqtt/.*/WillOnDisconnect$`), "aiomqtt has no reason code for disconnecting"},
 	{regexp.MustCompile(`^mosquitto_sub/embedded/5/Restart$`), "mosquitto_sub ends at any DISCONNECT of a server, also at 0x8b, server shutting down"},
 	{regexp.MustCompile(`^mosquitto_sub/mosquitto/5/(Shared|Session|ReceiveMaximum|CutAtLeastOnce|Restart|Burst)$`), "mosquitto sends more than the receive maximum of mosquitto_sub, which ends with a protocol error"},
-	{regexp.MustCompile(`^MQTT.js/mosquitto/5/ReceiveMaximum$`), "mosquitto sends more than the receive maximum, and MQTT.js disconnects"},
+	{regexp.MustCompile(`^MQTT.js(-ws)?/mosquitto/5/ReceiveMaximum$`), "mosquitto sends more than the receive maximum, and MQTT.js disconnects"},
 	{regexp.MustCompile(`^mosquitto_sub/.*/CutOnce`), "mosquitto_sub loses the message whose PUBCOMP it cannot send"},
 	{regexp.MustCompile(`/mosquitto/.*/CutOnceAgain$`), "mosquitto sends PUBLISH again after PUBREC if the connection is lost twice"},
 }
@@ -83,7 +87,8 @@ func TestClients(t *testing.T) {
 			p := c.start(t)
 			for _, b := range brokers {
 				t.Run(b.name, func(t *testing.T) {
-					s := b.start(t)
+					start := func(t testing.TB) *server { return b.start(t, c.webSocket) }
+					s := start(t)
 					for _, protocol := range c.protocols {
 						t.Run(map[int]string{4: "3.1.1", 5: "5"}[protocol], func(t *testing.T) {
 							for _, k := range checks {
@@ -98,7 +103,7 @@ func TestClients(t *testing.T) {
 										}
 									}
 									prefix := fmt.Sprint("check", number.Add(1))
-									k.run(&check{T: t, program: p, server: s, newServer: b.start, protocol: protocol, prefix: prefix})
+									k.run(&check{T: t, program: p, server: s, newServer: start, webSocket: c.webSocket, protocol: protocol, prefix: prefix})
 								})
 							}
 						})
@@ -118,6 +123,7 @@ type check struct {
 	program   program
 	server    *server                    // shared with other checks
 	newServer func(t testing.TB) *server // starts one for this check only
+	webSocket bool
 	protocol  int
 	prefix    string
 }
@@ -137,7 +143,7 @@ type client struct {
 // the test ends.
 func (c *check) connect(name string, o options) *client {
 	c.Helper()
-	o.Client, o.Protocol, o.Port = c.prefix+"-"+name, c.protocol, cmp.Or(o.Port, c.server.port)
+	o.Client, o.Protocol, o.Port, o.WebSocket = c.prefix+"-"+name, c.protocol, cmp.Or(o.Port, c.server.port), c.webSocket
 	in := newInbox()
 	connection, err := c.program.connect(c.T, o, in)
 	result := &client{in, connection, c, false}

@@ -55,11 +55,12 @@ type subscription struct {
 
 // options are those of a connection. The subscriptions of one connection have the same QoS.
 type options struct {
-	Client   string `json:"client"` // the client identifier
-	Port     int    `json:"port"`   // on 127.0.0.1
-	Protocol int    `json:"protocol"`
-	Clean    bool   `json:"clean"`
-	Expiry   uint32 `json:"expiry,omitempty"` // of the session, in seconds; MQTT 5
+	Client    string `json:"client"` // the client identifier
+	Port      int    `json:"port"`   // on 127.0.0.1
+	WebSocket bool   `json:"webSocket"`
+	Protocol  int    `json:"protocol"`
+	Clean     bool   `json:"clean"`
+	Expiry    uint32 `json:"expiry,omitempty"` // of the session, in seconds; MQTT 5
 	// ReceiveMaximum is the number of messages with QoS 1 and 2 at a time, or 0 for the client's default; MQTT 5.
 	ReceiveMaximum uint16         `json:"receiveMaximum,omitempty"`
 	Will           *will          `json:"will,omitempty"`

@@ -1,5 +1,5 @@
 // Package mqttclients is the acceptance test of the embedded broker: MQTT clients that others wrote, unmodified, do over TCP
-// what their users do, with the embedded broker and with Debian's mosquitto, which shows that a check itself is right.
+// and WebSocket what their users do, with the embedded broker and with Debian's mosquitto, which shows that a check itself is right.
 //
 //	checks_test.go ─▶ program ─┬─▶ agent_test.go ─▶ mqttjs.cjs, paho_agent.py, aiomqtt_agent.py   JSON lines
 //	                           ├─▶ autopaho_test.go                                               in the test's process

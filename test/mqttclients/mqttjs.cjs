@@ -31,7 +31,7 @@ function properties(m) {
 async function connect(r) {
   const v5 = r.protocol === 5
   const options = {
-    host: '127.0.0.1', port: r.port, protocolVersion: r.protocol, clientId: r.client, clean: r.clean, reconnectPeriod: 200,
+    protocol: r.webSocket ? 'ws' : 'mqtt', path: '/mqtt', host: '127.0.0.1', port: r.port, protocolVersion: r.protocol, clientId: r.client, clean: r.clean, reconnectPeriod: 200,
   }
   if (v5) options.properties = { sessionExpiryInterval: r.expiry || 0, receiveMaximum: r.receiveMaximum }
   if (r.will) {

@@ -16,7 +16,7 @@ def connect(r):
     v5 = r["protocol"] == 5
     c = paho.Client(
         paho.CallbackAPIVersion.VERSION2, client_id=r["client"], protocol=paho.MQTTv5 if v5 else paho.MQTTv311,
-        clean_session=None if v5 else r["clean"])
+        clean_session=None if v5 else r["clean"], transport="websockets" if r["webSocket"] else "tcp")
     clients[r["client"]] = c
     c.reconnect_delay_set(1, 1)
     if will := r.get("will"):

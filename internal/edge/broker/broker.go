@@ -14,7 +14,8 @@ import (
 type Broker interface {
 	// URL returns the broker's URL for a client on this machine: mqtt://HOST:PORT, or mqtts:// if it listens for TLS only.
 	URL() string
-	// Addresses returns the listening addresses: Config.Address and Config.TLSAddress, with their actual ports.
+	// Addresses returns the listening addresses with their actual ports, in the order of Config: Address, TLSAddress,
+	// WebSocketAddress, WebSocketTLSAddress.
 	Addresses() []string
 	// Stats returns the counters.
 	Stats() Stats
@@ -33,6 +34,12 @@ type Config struct {
 	TLSAddress       string
 	Certificate, Key string
 	ClientCA         string
+	// WebSocketAddress and WebSocketTLSAddress are HOST:PORT for MQTT over WebSocket, without and with TLS; empty means
+	// none. TLS is that of TLSAddress. The paths are / and /mqtt.
+	WebSocketAddress, WebSocketTLSAddress string
+	// WebSocketOrigins are the web pages that may connect from a browser, as package origin describes them. In addition,
+	// pages may connect whose host is an IP address or localhost, and the same as the broker's.
+	WebSocketOrigins []string
 
 	// Path is the bbolt file with sessions and retained messages. If Path is empty, sessions and retained messages are
 	// kept only in memory.
@@ -95,6 +102,9 @@ type Stats struct {
 	Refused       uint64 // connections refused because of a user, password, certificate or limit
 	Denied        uint64 // subscriptions and messages that the user's rights do not allow
 	StoreErrors   uint64 // failed writes to disk, which are retried
+	// Limits counts how often clients have met a limit: clients (refused), packet, receive_maximum and topic_alias
+	// (disconnected), queue (messages dropped), retained (messages refused).
+	Limits map[string]uint64
 }
 
 func (c Config) withDefaults() Config {

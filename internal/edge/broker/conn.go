@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -278,7 +277,7 @@ func (c *conn) finish() {
 	c.mu.Unlock()
 	switch half, ok := c.Conn.(interface{ CloseWrite() error }); {
 	case broken:
-		if t, ok := c.Conn.(*tls.Conn); ok {
+		if t := tlsConn(c.Conn); t != nil {
 			t.NetConn().Close() // without TLS's alert, which could not be written either
 		}
 	case reason && ok && half.CloseWrite() == nil && c.Conn.SetReadDeadline(time.Now().Add(lingerTimeout)) == nil:
@@ -358,8 +357,8 @@ func timedOut(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
 // commonName returns the common name in the client's verified certificate, or "".
 func (c *conn) commonName() string {
-	t, ok := c.Conn.(*tls.Conn)
-	if !ok {
+	t := tlsConn(c.Conn)
+	if t == nil {
 		return ""
 	}
 	chains := t.ConnectionState().VerifiedChains

@@ -40,7 +40,7 @@ func TestConvert(t *testing.T) {
 		b, err := New(Config{Address: "127.0.0.1:0", Path: path, Users: []User{{Name: "alice", Realms: []string{"t"}}}, Log: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
 		st := b.Stats()
-		assert.Equal(t, Stats{Sessions: 1, Subscriptions: 1, Retained: 1, Inflight: 2}, st)
+		assert.Equal(t, Stats{Sessions: 1, Subscriptions: 1, Retained: 1, Inflight: 2, Limits: st.Limits}, st)
 		c, err := net.Dial("tcp", b.Addresses()[0])
 		require.NoError(t, err)
 		require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))

@@ -2,7 +2,7 @@
 // what MQTT 3.1.1 and 5.0 ask of a server, with the test of each statement.
 //
 //	listener ─▶ conn ─ packets ─▶ handle ─▶ publish ─ tree ─▶ session ─▶ conn
-//	  TCP, TLS                       │         │                │  queue, window, QoS
+//	  TCP, TLS, WebSocket            │         │                │  queue, window, QoS
 //	                                 └─────────┴──── records ◀──┘
 //	                                                   └─▶ store (bbolt): one transaction for all that one packet changes
 //

@@ -36,6 +36,12 @@ func (s *server) serve(c *conn) {
 	var bad *packet.Error
 	switch {
 	case errors.As(err, &bad):
+		switch bad.Code {
+		case packet.TooLarge:
+			s.meet(limitPacket, c.id)
+		case packet.ReceiveMaximumExceeded:
+			s.meet(limitReceiveMaximum, c.id)
+		}
 		c.end(bad.Code)
 	case timedOut(err) && c.session != nil:
 		c.end(packet.KeepAliveTimeout)
@@ -242,6 +248,7 @@ func (c *conn) resolve(p *packet.Publish) (string, error) {
 	}
 	alias := uint16(p.Properties.Number(packet.TopicAlias))
 	if int(alias) > c.server.cfg.TopicAliasMaximum {
+		c.server.meet(limitTopicAlias, c.id)
 		return "", &packet.Error{Code: packet.TopicAliasInvalid, Text: "the topic alias is larger than the maximum"}
 	}
 	if p.Topic == "" {

@@ -178,6 +178,7 @@ func (s *server) retain(m *message) error {
 		}
 		if s.retainedCount+count > s.cfg.MaxRetained || s.retainedBytes+bytes > s.cfg.MaxRetainedBytes {
 			n.prune()
+			s.meet(limitRetained, m.from)
 			return &packet.Error{Code: packet.QuotaExceeded, Text: "there is no room for another retained message"}
 		}
 		s.retainedCount += count

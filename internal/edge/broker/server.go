@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,6 +32,8 @@ type server struct {
 	url            string
 	addresses      []string
 	listeners      []net.Listener
+	web            *http.Server // of webListeners
+	webListeners   []net.Listener
 	connectTimeout time.Duration
 
 	// mu guards everything below up to the counters. Publishers hold it for reading.
@@ -46,7 +50,8 @@ type server struct {
 	subscriptions                            atomic.Int64
 	received, sent, dropped, refused, denied atomic.Uint64
 
-	full     rate.Sometimes // for the log
+	meters   [limitCount]meter
+	origins  rate.Sometimes // for the log
 	serving  sync.WaitGroup
 	stop     chan struct{}
 	closed   sync.Once
@@ -70,12 +75,15 @@ func New(cfg Config) (Broker, error) {
 		return nil, err
 	}
 	s := &server{
-		full: rate.Sometimes{First: 1, Interval: 10 * time.Second},
-		cfg:  cfg, log: cfg.Log, users: who, store: st, records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
+		origins: rated(), cfg: cfg, log: cfg.Log, users: who, store: st, records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
 		sessions: map[string]*session{}, wills: map[string]*will{}, conns: map[*conn]struct{}{}, stop: make(chan struct{}), done: make(chan struct{}),
 	}
+	for l := range s.meters {
+		s.meters[l].log = rated()
+	}
+	s.web = s.webServer()
 	if err := errors.Join(s.load(), s.listen()); err != nil {
-		for _, l := range s.listeners {
+		for _, l := range slices.Concat(s.listeners, s.webListeners) {
 			l.Close()
 		}
 		return nil, errors.Join(err, st.close())
@@ -83,37 +91,50 @@ func New(cfg Config) (Broker, error) {
 	for _, l := range s.listeners {
 		s.serving.Go(func() { s.accept(l) })
 	}
+	for _, l := range s.webListeners {
+		s.serving.Go(func() { _ = s.web.Serve(l) }) // until Close
+	}
 	s.serving.Go(s.housekeeping)
 	return s, nil
 }
 
 // listen opens the configured addresses.
 func (s *server) listen() error {
-	add := func(scheme, address string, wrap func(net.Listener) net.Listener) error {
-		l, err := net.Listen("tcp", address)
+	var secure *tls.Config
+	if s.cfg.TLSAddress != "" || s.cfg.WebSocketTLSAddress != "" {
+		var err error
+		if secure, err = (tlsfile.Pair{Certificate: s.cfg.Certificate, Key: s.cfg.Key}).Server(s.cfg.ClientCA); err != nil {
+			return fmt.Errorf("broker: %w", err)
+		}
+	}
+	for _, door := range []struct {
+		address, scheme string
+		conf            *tls.Config
+		to              *[]net.Listener
+	}{
+		{s.cfg.Address, "mqtt", nil, &s.listeners},
+		{s.cfg.TLSAddress, "mqtts", secure, &s.listeners},
+		{s.cfg.WebSocketAddress, "ws", nil, &s.webListeners},
+		{s.cfg.WebSocketTLSAddress, "wss", secure, &s.webListeners},
+	} {
+		if door.address == "" {
+			continue
+		}
+		l, err := net.Listen("tcp", door.address)
 		if err != nil {
 			return fmt.Errorf("broker: %w", err)
 		}
-		s.listeners = append(s.listeners, wrap(s.cfg.Connections.Listener(l)))
 		s.addresses = append(s.addresses, l.Addr().String())
 		if s.url == "" {
-			s.url = scheme + "://" + Reachable(l.Addr().String())
+			s.url = door.scheme + "://" + Reachable(l.Addr().String())
 		}
-		return nil
-	}
-	if s.cfg.Address != "" {
-		if err := add("mqtt", s.cfg.Address, func(l net.Listener) net.Listener { return l }); err != nil {
-			return err
+		limited := s.cfg.Connections.Listener(l)
+		if door.conf != nil {
+			limited = tls.NewListener(limited, door.conf)
 		}
+		*door.to = append(*door.to, limited)
 	}
-	if s.cfg.TLSAddress == "" {
-		return nil
-	}
-	conf, err := tlsfile.Pair{Certificate: s.cfg.Certificate, Key: s.cfg.Key}.Server(s.cfg.ClientCA)
-	if err != nil {
-		return fmt.Errorf("broker: %w", err)
-	}
-	return add("mqtts", s.cfg.TLSAddress, func(l net.Listener) net.Listener { return tls.NewListener(l, conf) })
+	return nil
 }
 
 // Reachable returns the address that a client on this machine dials, for an address that the broker listens on.
@@ -131,17 +152,7 @@ func (s *server) accept(l net.Listener) {
 		n, err := l.Accept()
 		switch {
 		case err == nil:
-			c := newConn(n, s)
-			s.mu.Lock()
-			closing := s.closing
-			if !closing {
-				s.conns[c] = struct{}{}
-				s.serving.Go(func() { s.serve(c) })
-			}
-			s.mu.Unlock()
-			if closing {
-				n.Close()
-			}
+			s.begin(n)
 		case errors.Is(err, net.ErrClosed):
 			return
 		default:
@@ -152,6 +163,21 @@ func (s *server) accept(l net.Listener) {
 				return
 			}
 		}
+	}
+}
+
+// begin serves a connection, unless the broker is closing.
+func (s *server) begin(n net.Conn) {
+	c := newConn(n, s)
+	s.mu.Lock()
+	closing := s.closing
+	if !closing {
+		s.conns[c] = struct{}{}
+		s.serving.Go(func() { s.serve(c) })
+	}
+	s.mu.Unlock()
+	if closing {
+		n.Close()
 	}
 }
 
@@ -178,6 +204,7 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 		s.log.Warn("broker: the session belongs to another user", "client", c.id, "user", c.user, "remote", c.RemoteAddr().String())
 		code = packet.ClientIDNotValid
 	case s.clients >= s.cfg.MaxClients && (old == nil || !old.online()):
+		s.meet(limitClients, c.id)
 		code = packet.QuotaExceeded
 	}
 	if code.Failed() {
@@ -380,9 +407,7 @@ func (s *server) adopt(orphans []*entry) {
 // drop counts a message that a session had no room for.
 func (s *server) drop(of *session) {
 	s.dropped.Add(1)
-	s.full.Do(func() {
-		s.log.Warn("broker: messages are dropped, because the client's queue is full", "client", of.id)
-	})
+	s.meet(limitQueue, of.id)
 }
 
 func (s *server) URL() string { return s.url }
@@ -395,7 +420,7 @@ func (s *server) Stats() Stats {
 	st := Stats{
 		Clients: s.clients, Sessions: len(s.sessions), Subscriptions: int(s.subscriptions.Load()), Retained: s.retainedCount,
 		Received: s.received.Load(), Sent: s.sent.Load(), Dropped: s.dropped.Load(), Refused: s.refused.Load(), Denied: s.denied.Load(),
-		StoreErrors: s.store.errors.Load(),
+		StoreErrors: s.store.errors.Load(), Limits: s.met(),
 	}
 	for _, one := range s.sessions {
 		n, _ := one.queued()
@@ -421,6 +446,7 @@ func (s *server) Close(ctx context.Context) error {
 			for _, l := range s.listeners {
 				l.Close()
 			}
+			s.web.Close()
 			s.serving.Wait() // clients still change their sessions while they disconnect
 			s.closeErr = s.store.close()
 		}()
