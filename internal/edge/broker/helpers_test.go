@@ -38,6 +38,7 @@ type server struct {
 	start   func(t testing.TB)
 	stop    func(t testing.TB) // gracefully
 	stats   func() broker.Stats
+	pid     int // if it is a process
 }
 
 func (s *server) url() string { return "mqtt://" + s.address }
