@@ -204,6 +204,7 @@ func TestStressDeafSubscribers(t *testing.T) {
 func TestStressLargePackets(t *testing.T) {
 	s := processWith(t, broker.Config{MaxPacket: 256 << 20})
 	finish := neighbour(t, s)
+	grewAtMost := memory(t, s)
 	header := []byte{0x30, 0xff, 0xff, 0xff, 0x7f} // PUBLISH of 256 MB
 	block := make([]byte, 1<<20)
 	for _, name := range []string{"announced", "slow", "fast"} {
@@ -248,6 +249,7 @@ func TestStressLargePackets(t *testing.T) {
 		l.ping()
 	}
 	finish()
+	grewAtMost(senders*3*announced>>20 + len(all)/8 + 32) // what is sent, while its buffer grows, and 128 KiB for each
 }
 
 // TestStressWillStorm: when many clients are cut off at once, each of their wills arrives once.
