@@ -264,11 +264,32 @@ func (s *store) write() error {
 		}
 	}
 	if err != nil {
+		s.forget(changes)
+	}
+	if err != nil {
 		s.errors.Add(1) // before waiters wake up, because they may read the counter
 	}
 	s.done = number // after an error too: the broker continues with its state in memory
 	s.written.Broadcast()
 	return err
+}
+
+// forget corrects what is known of the disk after a write has failed. A key that was meanwhile removed, and is not on the
+// disk, needs no further attempt; otherwise such keys would pile up while the disk is full. s.mu is locked.
+func (s *store) forget(failed map[string][]byte) {
+	_ = s.db.View(func(tx *bbolt.Tx) error { // fails only if the file is closed
+		b := tx.Bucket(bucket)
+		for key := range failed {
+			if b.Get([]byte(key)) != nil {
+				continue
+			}
+			delete(s.disk, key)
+			if s.dirty[key] == nil {
+				delete(s.dirty, key)
+			}
+		}
+		return nil
+	})
 }
 
 // each calls visit for every key with a prefix, in order.
