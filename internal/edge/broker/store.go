@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"go.etcd.io/bbolt"
+	"golang.org/x/time/rate"
 
 	"github.com/tripod-run/tripod/internal/boltfile"
 )
@@ -20,8 +21,9 @@ const (
 	// batchDelay is the delay of a write that nobody waits for, so that other writes can join the transaction. Most
 	// messages are acknowledged within that time and never reach the disk.
 	batchDelay = 25 * time.Millisecond
-	// retryStore is the delay before a failed write is tried again.
-	retryStore = time.Second
+	// retryStore is the delay before a failed write is tried again, unless there are further changes: with these it is tried
+	// after minRetry, or later if attempts take long.
+	retryStore, minRetry = time.Second, 20 * time.Millisecond
 	// maxBatch is the number of bytes in a batch above which publishers wait until the batch is written.
 	maxBatch = 4 << 20
 )
@@ -184,24 +186,27 @@ func (s *store) throttle() {
 // run writes one batch after another.
 func (s *store) run() {
 	defer close(s.ended)
+	complain := rate.Sometimes{First: 1, Interval: 10 * time.Second}
+	var retry <-chan time.Time
 	for last := false; !last; {
 		select {
 		case <-s.kick:
 			s.linger()
+		case <-retry:
 		case <-s.end:
 			last = true
 		}
-		if err := s.write(); err != nil {
-			s.log.Error("broker: sessions and retained messages cannot be stored", "err", err)
-			select {
-			case <-time.After(retryStore):
-				select {
-				case s.kick <- struct{}{}:
-				default:
-				}
-			case <-s.end:
-				last = true
-			}
+		began := time.Now()
+		err := s.write()
+		if retry = nil; err == nil {
+			continue
+		}
+		complain.Do(func() { s.log.Error("broker: sessions and retained messages cannot be stored", "err", err) })
+		retry = time.After(retryStore)
+		select {
+		case <-time.After(min(max(10*time.Since(began), minRetry), retryStore)):
+		case <-s.end:
+			last = true
 		}
 	}
 }
