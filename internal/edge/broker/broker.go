@@ -48,7 +48,8 @@ type Config struct {
 	// Users may connect. Without users, everybody may connect, publish and subscribe to anything.
 	Users []User
 
-	// MaxPacket bounds a packet, in bytes; 16 MiB by default. A client that sends a larger packet is disconnected.
+	// MaxPacket bounds a packet, in bytes; 16 MiB by default. A client that sends a larger packet is disconnected. A
+	// CONNECT has at most 1 MiB.
 	MaxPacket int64
 	// MaxClients bounds the connections; 1024 by default.
 	MaxClients int

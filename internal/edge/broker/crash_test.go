@@ -2,6 +2,7 @@ package broker_test
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"net"
@@ -20,12 +21,17 @@ import (
 	"github.com/tripod-run/tripod/test/races"
 )
 
-// addressEnv and pathEnv turn the test program into a broker.
-const addressEnv, pathEnv = "TRIPOD_TEST_BROKER_ADDRESS", "TRIPOD_TEST_BROKER_PATH"
+// configEnv turns the test program into a broker with this configuration, in JSON.
+const configEnv = "TRIPOD_TEST_BROKER_CONFIG"
 
 func TestMain(m *testing.M) {
-	if address := os.Getenv(addressEnv); address != "" {
-		if _, err := broker.New(broker.Config{Address: address, Path: os.Getenv(pathEnv), MaxClients: 8000}); err != nil {
+	if text := os.Getenv(configEnv); text != "" {
+		var cfg broker.Config
+		err := json.Unmarshal([]byte(text), &cfg)
+		if err == nil {
+			_, err = broker.New(cfg)
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -39,16 +45,21 @@ func TestMain(m *testing.M) {
 }
 
 // process is an embedded broker in a process of its own; stop is SIGKILL.
-func process(t testing.TB) *server {
+func process(t testing.TB) *server { return processWith(t, broker.Config{}) }
+
+func processWith(t testing.TB, cfg broker.Config) *server {
 	s := &server{address: freeAddress(t)}
-	path := filepath.Join(t.TempDir(), "broker.db")
+	cfg.Address, cfg.Path = s.address, filepath.Join(t.TempDir(), "broker.db")
+	text, err := json.Marshal(cfg)
+	require.NoError(t, err)
 	var cmd *exec.Cmd
 	s.start = func(t testing.TB) {
 		cmd = exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), addressEnv+"="+s.address, pathEnv+"="+path)
+		cmd.Env = append(os.Environ(), configEnv+"="+string(text))
 		cmd.Stderr = os.Stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		require.NoError(t, cmd.Start())
+		s.pid = cmd.Process.Pid
 		require.Eventually(t, func() bool {
 			c, err := net.Dial("tcp", s.address)
 			if err == nil {
@@ -64,7 +75,6 @@ func process(t testing.TB) *server {
 		}
 		cmd = nil
 	}
-	s.pid = func() int { return cmd.Process.Pid }
 	s.start(t)
 	t.Cleanup(func() { s.stop(t) })
 	return s

@@ -11,6 +11,9 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
+// maxConnect bounds CONNECT, which anybody may send, in bytes. Its fields have at most 64 KiB each.
+const maxConnect = 1 << 20
+
 var (
 	// errDone ends a connection that has nothing more to say.
 	errDone = errors.New("the client has disconnected")
@@ -92,7 +95,7 @@ func (c *conn) greet() error {
 	if err := c.setReadDeadline(time.Now().Add(s.connectTimeout)); err != nil {
 		return err
 	}
-	first, body, _, err := c.in.next(0, s.cfg.MaxPacket, 0)
+	first, body, _, err := c.in.next(0, min(s.cfg.MaxPacket, maxConnect), 0)
 	if err != nil {
 		return err
 	}

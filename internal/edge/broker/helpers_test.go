@@ -38,7 +38,7 @@ type server struct {
 	start   func(t testing.TB)
 	stop    func(t testing.TB) // gracefully
 	stats   func() broker.Stats
-	pid     func() int // of a broker in a process of its own
+	pid     int // if it is a process
 }
 
 func (s *server) url() string { return "mqtt://" + s.address }
@@ -101,6 +101,7 @@ func mosquitto(t testing.TB) *server {
 		cmd = exec.Command(program, "-c", conf)
 		cmd.Stderr = os.Stderr
 		require.NoError(t, cmd.Start(), "Debian's packages mosquitto and mosquitto-clients are needed")
+		s.pid = cmd.Process.Pid
 		require.Eventually(t, func() bool {
 			c, err := net.Dial("tcp", s.address)
 			if err == nil {
@@ -117,7 +118,6 @@ func mosquitto(t testing.TB) *server {
 		_ = cmd.Wait()
 		cmd = nil
 	}
-	s.pid = func() int { return cmd.Process.Pid }
 	s.start(t)
 	t.Cleanup(func() { s.stop(t) })
 	return s

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tripod-run/tripod/internal/edge/broker"
 	codec "github.com/tripod-run/tripod/internal/edge/packet"
 )
 
@@ -22,7 +23,9 @@ import (
 var peers = []struct {
 	name  string
 	start func(t testing.TB) *server
-}{{"ours", process}, {"mosquitto", mosquitto}}
+}{
+	{"ours", func(t testing.TB) *server { return processWith(t, broker.Config{MaxClients: 2 * idleClients}) }}, {"mosquitto", mosquitto},
+}
 
 const (
 	loadPayload = 64
@@ -199,7 +202,7 @@ func BenchmarkBroker(b *testing.B) {
 					each := max(min(left, 20_000)/pairs, 1)
 					sent += each * pairs
 					for i := range peers {
-						began, used := time.Now(), cpuTime(b, servers[i].pid())
+						began, used := time.Now(), cpuTime(b, servers[i].pid)
 						var all sync.WaitGroup
 						for _, l := range loads[i] {
 							all.Go(func() {
@@ -210,7 +213,7 @@ func BenchmarkBroker(b *testing.B) {
 						}
 						all.Wait()
 						took[i] += time.Since(began)
-						cpu[i] += cpuTime(b, servers[i].pid()) - used
+						cpu[i] += cpuTime(b, servers[i].pid) - used
 					}
 				}
 				for i, peer := range peers {
@@ -242,11 +245,11 @@ func BenchmarkBrokerMemory(b *testing.B) {
 			var each [2]float64
 			for i, peer := range peers {
 				s := peer.start(b)
-				before := resident(b, s.pid())
+				before := resident(b, s.pid)
 				for n := range idleClients {
 					begin(loadConnect(b, s, fmt.Sprintf("idle-%05d", n), name == "session"))
 				}
-				each[i] = float64(resident(b, s.pid())-before) / idleClients
+				each[i] = float64(resident(b, s.pid)-before) / idleClients
 			}
 			reportPeers(b, "B", each[0], each[1])
 		})
@@ -278,7 +281,7 @@ func BenchmarkBrokerStart(b *testing.B) {
 			loadConnect(b, s, "started", false).Close()
 			took[i] += time.Since(began).Seconds()
 		}
-		each[i] = float64(resident(b, s.pid())) / count
+		each[i] = float64(resident(b, s.pid)) / count
 	}
 	for i, peer := range peers {
 		b.ReportMetric(each[i], peer.name+"-B/message")

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"io"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -87,11 +88,11 @@ func (r *reader) have() []byte {
 // large reads a packet that does not fit into the buffer. Its buffer grows with what arrives, because the length may be a
 // lie.
 func (r *reader) large(begun []byte, length int, keepAlive time.Duration) ([]byte, error) {
-	body := append(make([]byte, 0, min(length, 1<<20)), begun...)
+	body := append(make([]byte, 0, min(length, 2*readSize)), begun...)
 	r.release()
 	for len(body) < length {
 		if len(body) == cap(body) {
-			body = append(body, 0)[:len(body)]
+			body = slices.Grow(body, min(len(body), length-len(body)))
 		}
 		if err := r.setDeadline(keepAlive); err != nil {
 			return nil, err

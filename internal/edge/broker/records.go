@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,6 +35,8 @@ type body struct {
 	Retain  bool      `json:"retain,omitempty"`
 	From    string    `json:"from,omitempty"`
 	Expires time.Time `json:"expires,omitzero"`
+	// Left is the time from when this was written until Expires. It bounds the message's life if the clock is set back.
+	Left time.Duration `json:"left,omitempty"`
 }
 
 type sessionRecord struct {
@@ -114,13 +117,17 @@ func (r *records) release(m *message) {
 func number(n uint64) string { return fmt.Sprintf("%016x", n) }
 
 func (m *message) body() body {
-	return body{m.topic, m.payload, m.props, m.qos, m.retain, m.from, m.expires.Round(0)}
+	b := body{Topic: m.topic, Payload: m.payload, Props: m.props, QoS: m.qos, Retain: m.retain, From: m.from}
+	if !m.expires.IsZero() {
+		b.Expires, b.Left = m.expires.Round(0), time.Until(m.expires)
+	}
+	return b
 }
 
 func (b *body) message() message {
 	m := message{topic: b.Topic, payload: b.Payload, props: b.Props, qos: b.QoS, retain: b.Retain, from: b.From}
 	if !b.Expires.IsZero() {
-		m.expires = time.Now().Add(time.Until(b.Expires)) // from now on independent of changes to the clock
+		m.expires = time.Now().Add(min(time.Until(b.Expires), b.Left)) // from now on independent of changes to the clock
 	}
 	return m
 }
@@ -275,6 +282,9 @@ func (l *loader) body(key string, b body) bool {
 	}
 	m := b.message()
 	m.id = id
+	if !b.Expires.IsZero() && time.Until(b.Expires) > b.Left { // the clock was set back
+		l.records.put(bodyKey+key, m.body())
+	}
 	l.messages[id] = &m
 	l.records.last = max(l.records.last, id)
 	return true
@@ -287,8 +297,12 @@ func (l *loader) session(client string, r sessionRecord) bool {
 	}
 	one := l.newSession(client, r.User)
 	one.expiry, one.ended = r.Expiry, r.Ended
-	if one.ended.IsZero() { // the broker was killed
+	switch {
+	case one.ended.IsZero(): // the broker was killed
 		one.ended, one.wasOnline = l.now, true
+	case one.ended.After(l.now): // the clock was set back
+		one.ended = l.now
+		l.records.putSession(one)
 	}
 	l.sessions[client] = one
 	return true
@@ -365,12 +379,11 @@ func (l *loader) will(key string, r willRecord) bool {
 	}
 	l.records.last = max(l.records.last, n)
 	w := &will{client: client, number: n, user: r.User, message: r.message(), expiry: r.Expiry, delay: r.Delay, grace: r.Grace}
-	after := max(time.Until(r.Due), 0)
+	after := cmp.Or(r.Delay, r.Grace)
 	if r.Due.IsZero() {
 		w.deferred = true
-		if after = r.Delay; after == 0 {
-			after = r.Grace
-		}
+	} else {
+		after = min(max(time.Until(r.Due), 0), after) // no later than that, even if the clock was set back
 	}
 	if earlier := l.pullWill(client); earlier != nil { // the next connection had begun already
 		l.late = append(l.late, earlier)

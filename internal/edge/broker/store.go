@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"go.etcd.io/bbolt"
+	"golang.org/x/time/rate"
 
 	"github.com/tripod-run/tripod/internal/boltfile"
 )
@@ -20,8 +21,9 @@ const (
 	// batchDelay is the delay of a write that nobody waits for, so that other writes can join the transaction. Most
 	// messages are acknowledged within that time and never reach the disk.
 	batchDelay = 25 * time.Millisecond
-	// retryStore is the delay before a failed write is tried again.
-	retryStore = time.Second
+	// retryStore is the delay before a failed write is tried again, unless there are further changes: with these it is tried
+	// after minRetry, or later if attempts take long.
+	retryStore, minRetry = time.Second, 20 * time.Millisecond
 	// maxBatch is the number of bytes in a batch above which publishers wait until the batch is written.
 	maxBatch = 4 << 20
 )
@@ -184,24 +186,27 @@ func (s *store) throttle() {
 // run writes one batch after another.
 func (s *store) run() {
 	defer close(s.ended)
+	complain := rate.Sometimes{First: 1, Interval: 10 * time.Second}
+	var retry <-chan time.Time
 	for last := false; !last; {
 		select {
 		case <-s.kick:
 			s.linger()
+		case <-retry:
 		case <-s.end:
 			last = true
 		}
-		if err := s.write(); err != nil {
-			s.log.Error("broker: sessions and retained messages cannot be stored", "err", err)
-			select {
-			case <-time.After(retryStore):
-				select {
-				case s.kick <- struct{}{}:
-				default:
-				}
-			case <-s.end:
-				last = true
-			}
+		began := time.Now()
+		err := s.write()
+		if retry = nil; err == nil {
+			continue
+		}
+		complain.Do(func() { s.log.Error("broker: sessions and retained messages cannot be stored", "err", err) })
+		retry = time.After(retryStore)
+		select {
+		case <-time.After(min(max(10*time.Since(began), minRetry), retryStore)):
+		case <-s.end:
+			last = true
 		}
 	}
 }
@@ -264,11 +269,32 @@ func (s *store) write() error {
 		}
 	}
 	if err != nil {
+		s.forget(changes)
+	}
+	if err != nil {
 		s.errors.Add(1) // before waiters wake up, because they may read the counter
 	}
 	s.done = number // after an error too: the broker continues with its state in memory
 	s.written.Broadcast()
 	return err
+}
+
+// forget corrects what is known of the disk after a write has failed. A key that was meanwhile removed, and is not on the
+// disk, needs no further attempt; otherwise such keys would pile up while the disk is full. s.mu is locked.
+func (s *store) forget(failed map[string][]byte) {
+	_ = s.db.View(func(tx *bbolt.Tx) error { // fails only if the file is closed
+		b := tx.Bucket(bucket)
+		for key := range failed {
+			if b.Get([]byte(key)) != nil {
+				continue
+			}
+			delete(s.disk, key)
+			if s.dirty[key] == nil {
+				delete(s.dirty, key)
+			}
+		}
+		return nil
+	})
 }
 
 // each calls visit for every key with a prefix, in order.

@@ -57,6 +57,35 @@ func TestStore(t *testing.T) {
 	require.NoError(t, s.close())
 }
 
+// TestStoreFull: what comes and goes while nothing can be written leaves nothing behind, and the rest is written later.
+func TestStoreFull(t *testing.T) {
+	s, err := openStore(filepath.Join(t.TempDir(), "store.db"), slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.close()) })
+	s.put("removed", []byte{}, true)
+	s.put("changed", []byte("x"), true)
+	s.wait()
+	s.db.MaxSize = 64 << 10
+	large := make([]byte, 1<<20)
+	s.put("large", large, true)
+	s.put("came", large, true)
+	s.wait()
+	require.NotZero(t, s.errors.Load())
+	s.del("came", true)
+	s.del("removed", true)
+	s.put("changed", []byte("y"), true)
+	s.wait()
+	s.mu.Lock()
+	assert.NotContains(t, s.disk, "came")
+	assert.NotContains(t, s.dirty, "came", "it never reached the disk")
+	assert.Contains(t, s.dirty, "removed")
+	s.db.MaxSize = 0
+	s.mu.Unlock()
+	s.put("last", []byte("z"), true)
+	s.wait()
+	assert.Equal(t, map[string]string{"changed": "y", "large": string(large), "last": "z"}, contents(t, s))
+}
+
 func TestStoreInMemory(t *testing.T) {
 	s, err := openStore("", slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
