@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/packet"
 )
 
@@ -15,8 +16,9 @@ const (
 	// takeOverTimeout bounds the writes to a connection that is being closed, or whose session another connection takes
 	// over.
 	takeOverTimeout = time.Second
-	// lingerTimeout bounds the time between the packet that says why a connection ends, and its end.
+	// lingerTimeout and lingerBytes bound what the broker still reads after the packet that says why a connection ends.
 	lingerTimeout = 500 * time.Millisecond
+	lingerBytes   = 1 << 20
 	// maxPending is the number of bytes of answers that may be pending before the connection's next packet is read.
 	maxPending = 64 << 10
 	// pongPatience is how long a PINGRESP waits for the answers before it.
@@ -64,6 +66,7 @@ type conn struct {
 	kicked    bool
 	waiting   bool // a goroutine waits for the store
 	closing   bool
+	busy      bool      // connlimit takes the connection for busy, until it ends
 	reason    bool      // the last packet says why the connection ends
 	broken    bool      // a write failed
 	writeEnds time.Time // deadline of all writes, once the connection is closing
@@ -274,6 +277,9 @@ func (c *conn) write(p []byte) error {
 func (c *conn) finish() {
 	c.mu.Lock()
 	broken, reason := c.broken, c.reason
+	if c.busy { // from now on, it makes room for others
+		connlimit.Of(c.Conn).End()
+	}
 	c.mu.Unlock()
 	switch half, ok := c.Conn.(interface{ CloseWrite() error }); {
 	case broken:
@@ -281,7 +287,7 @@ func (c *conn) finish() {
 			t.NetConn().Close() // without TLS's alert, which could not be written either
 		}
 	case reason && ok && half.CloseWrite() == nil && c.Conn.SetReadDeadline(time.Now().Add(lingerTimeout)) == nil:
-		_, _ = io.Copy(io.Discard, c.Conn) // until the client's end or the deadline
+		_, _ = io.CopyN(io.Discard, c.Conn, lingerBytes) // less if the client ends, or at the deadline
 	}
 	c.Conn.Close()
 	close(c.ended)

@@ -172,12 +172,15 @@ func (c *conn) accept(p *packet.Connect) error {
 	if w := p.Will; w != nil {
 		c.will = s.newWill(c, w, p.KeepAlive)
 	}
+	c.mu.Lock()
+	c.busy = true
+	connlimit.Of(c.Conn).Begin()
+	c.mu.Unlock()
 	present, code := s.enter(c, p.CleanStart)
 	if code.Failed() {
 		c.will = nil
 		return c.refuse(code, "the session cannot be used: "+code.String())
 	}
-	connlimit.Of(c.Conn).Begin() // the connection is busy until it ends
 	answer.SetNumber(packet.ReceiveMaximum, uint32(s.cfg.ReceiveMaximum))
 	answer.SetNumber(packet.MaximumPacketSize, uint32(s.cfg.MaxPacket))
 	answer.SetNumber(packet.TopicAliasMaximum, uint32(s.cfg.TopicAliasMaximum))
