@@ -121,7 +121,8 @@ func (w *webSocket) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// SetWriteDeadline implements net.Conn. It also cuts a Write short that waits for the client, unlike the library's method.
+// SetWriteDeadline implements net.Conn. It also cuts a Write short that waits for the client, unlike the library's method. If
+// a Write begins at the same moment, the previous deadline may hold for it.
 func (w *webSocket) SetWriteDeadline(t time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
