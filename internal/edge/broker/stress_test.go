@@ -20,12 +20,9 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/broker"
 )
 
-// full asks for the long form of the stress tests, which take a minute and up to 2 GB.
-var full = os.Getenv("TRIPOD_TEST_FULL") != ""
-
-// scale returns the size of a test: the second one in make test-all.
+// scale returns the size of a test: the second one in make test-all, which takes minutes and up to 2 GB.
 func scale(short, long int) int {
-	if full {
+	if os.Getenv("TRIPOD_TEST_FULL") != "" {
 		return long
 	}
 	return short
