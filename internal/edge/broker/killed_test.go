@@ -219,13 +219,13 @@ func (c *changer) run(s *server) error {
 	}
 	defer w.conn.Close()
 	for {
+		c.turn++
 		name := fmt.Sprintf("%s/%d", c.id, c.rand.IntN(10))
 		one := c.of[name]
 		if one == nil {
 			one = &state{}
 			c.of[name] = one
 		}
-		c.turn++
 		one.ordered = c.value(c.turn, one.acked)
 		c.order(w, name, one.ordered)
 		if _, err := w.read(); err != nil {
@@ -392,16 +392,19 @@ func retained(t *testing.T, s *server) map[string]string {
 	return there
 }
 
-// subscribed returns the subscriptions of the changer.
+// subscribed returns the subscriptions of the changer. Messages of an earlier check may come once more.
 func subscribed(t *testing.T, s *server, c *changer) map[string]string {
 	there := map[string]string{}
 	l, _ := login(t, s, 5, keeping(c.id))
+	check := fmt.Sprint("check ", rand.Uint64())
 	for i := range 10 {
-		l.publish(message{topic: fmt.Sprintf("%s/%d", c.id, i), payload: "subscribed", qos: 1})
+		l.publish(message{topic: fmt.Sprintf("%s/%d", c.id, i), payload: check, qos: 1})
 	}
-	l.publish(message{topic: "mark", qos: 1})
-	for f := l.receive(); f.topic != "mark"; f = l.receive() {
-		there[f.topic] = f.payload
+	l.publish(message{topic: "mark", payload: check, qos: 1})
+	for f := l.receive(); f.topic != "mark" || f.payload != check; f = l.receive() {
+		if f.payload == check {
+			there[f.topic] = "subscribed"
+		}
 	}
 	l.leave()
 	return there
