@@ -228,17 +228,17 @@ func (s *server) load() error {
 		load(s, bodyKey, l.body), load(s, clientKey, l.session), load(s, subKey, l.subscription), load(s, messageKey, l.entry),
 		load(s, receivedKey, l.received), load(s, retainedKey, l.retain), load(s, willKey, l.will),
 	)
+	for _, m := range l.messages {
+		if m.refs == 0 && err == nil {
+			s.store.del(bodyKey+number(m.id), false)
+		}
+	}
 	for _, one := range s.sessions {
 		s.expireSession(one, time.Until(one.ended.Add(one.expiry)))
 	}
 	s.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("broker: %s: %w", s.cfg.Path, err)
-	}
-	for _, m := range l.messages {
-		if m.refs == 0 {
-			s.store.del(bodyKey+number(m.id), false)
-		}
 	}
 	s.publishWills(l.late)
 	return nil
