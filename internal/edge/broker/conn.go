@@ -91,7 +91,8 @@ func newConn(c net.Conn, s *server) *conn {
 }
 
 // answer sends a packet once the store has written a batch; 0 means that it waits for nothing but the answers before it.
-// final is the number of messages from the client whose last acknowledgement the packet is.
+// final is the number of messages from the client whose last acknowledgement the packet is. A packet that is larger than
+// the client accepts ends the connection instead (MQTT 5.0 §3.1.2.11.4).
 func (c *conn) answer(p packet.Packet, final int, batch uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,6 +109,11 @@ func (c *conn) answer(p packet.Packet, final int, batch uint64) {
 	}
 	before := len(last.packets)
 	last.packets = packet.Append(last.packets, p, c.level)
+	if int64(len(last.packets)-before) > c.maxPacket && c.session != nil {
+		last.packets = last.packets[:before]
+		c.endLocked(packet.TooLarge)
+		return
+	}
 	last.final += final
 	c.pending += len(last.packets) - before
 	c.drainSoon()
@@ -298,6 +304,10 @@ func (c *conn) finish() {
 func (c *conn) end(code packet.Code) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.endLocked(code)
+}
+
+func (c *conn) endLocked(code packet.Code) {
 	if c.closing {
 		return
 	}
