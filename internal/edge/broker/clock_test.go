@@ -106,3 +106,25 @@ func TestClockJumps(t *testing.T) {
 		}, time.Minute, time.Millisecond, "the message expires, and the will is published")
 	})
 }
+
+// TestKilledSessionEnds: the session of a client that was connected when the broker was killed ends in time, however often
+// the broker is killed later. What the client may have got stays in flight.
+func TestKilledSessionEnds(t *testing.T) {
+	path := written(t, map[string]any{
+		clientKey + "c": sessionRecord{Expiry: time.Hour}, bodyKey + number(1): body{Topic: "t"},
+		messageKey + "c" + nul + number(1): entryRecord{Message: 1, QoS: 2, ID: 7},
+	})
+	for range 2 {
+		b, err := New(Config{Address: "127.0.0.1:0", Path: path})
+		require.NoError(t, err)
+		s := b.(*server)
+		s.mu.RLock()
+		c := s.sessions["c"]
+		require.Contains(t, c.flight, uint16(7))
+		assert.True(t, c.flight[7].dup)
+		s.mu.RUnlock()
+		require.NoError(t, b.Close(context.Background()))
+		record, _ := stored[sessionRecord](t, path, clientKey)
+		assert.True(t, record.Ended.Equal(c.ended), "stored %v, in memory %v", record.Ended, c.ended)
+	}
+}

@@ -161,3 +161,18 @@ func TestSessionEnds(t *testing.T) {
 	connect(t, s, kept)
 	assert.False(t, <-resumed)
 }
+
+// TestRestartsDeferWills: a client whose will has no delay, and that is back soon after a second restart, has not been away.
+func TestRestartsDeferWills(t *testing.T) {
+	s := embedded(t, broker.Config{})
+	watch, _ := login(t, s, 5, keeping("watch"))
+	watch.join(1, "will")
+	login(t, s, 4, hello{id: "c", will: &message{topic: "will", payload: "gone", qos: 1}})
+	for range 2 {
+		s.stop(t)
+		s.start(t)
+	}
+	c, _ := login(t, s, 4, hello{id: "c"})
+	watch, _ = login(t, s, 5, keeping("watch"))
+	watch.quiet(c)
+}

@@ -223,20 +223,9 @@ func (r *records) deleteWill(w *will) { r.store.del(willKey+w.client+nul+number(
 // users may not read any more, and what belongs to no session.
 func (s *server) load() error {
 	l := loader{server: s, now: time.Now(), messages: map[uint64]*message{}}
-	s.mu.Lock()
-	err := errors.Join(
-		load(s, bodyKey, l.body), load(s, clientKey, l.session), load(s, subKey, l.subscription), load(s, messageKey, l.entry),
-		load(s, receivedKey, l.received), load(s, retainedKey, l.retain), load(s, willKey, l.will),
-	)
-	for _, m := range l.messages {
-		if m.refs == 0 && err == nil {
-			s.store.del(bodyKey+number(m.id), false)
-		}
-	}
-	for _, one := range s.sessions {
-		s.expireSession(one, time.Until(one.ended.Add(one.expiry)))
-	}
-	s.mu.Unlock()
+	end := s.store.begin()
+	err := l.all()
+	end()
 	if err != nil {
 		return fmt.Errorf("broker: %s: %w", s.cfg.Path, err)
 	}
@@ -275,6 +264,29 @@ type loader struct {
 	late     []*will // to be published at once
 }
 
+// all loads everything. Its lock keeps out the timers of what has expired meanwhile.
+func (l *loader) all() error {
+	s := l.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := errors.Join(
+		load(s, bodyKey, l.body), load(s, clientKey, l.session), load(s, subKey, l.subscription), load(s, messageKey, l.entry),
+		load(s, receivedKey, l.received), load(s, retainedKey, l.retain), load(s, willKey, l.will),
+	)
+	if err != nil {
+		return err
+	}
+	for _, m := range l.messages {
+		if m.refs == 0 {
+			s.store.del(bodyKey+number(m.id), false)
+		}
+	}
+	for _, one := range s.sessions {
+		s.expireSession(one, time.Until(one.ended.Add(one.expiry)))
+	}
+	return nil
+}
+
 func (l *loader) body(key string, b body) bool {
 	id, err := strconv.ParseUint(key, 16, 64)
 	if err != nil {
@@ -297,10 +309,8 @@ func (l *loader) session(client string, r sessionRecord) bool {
 	}
 	one := l.newSession(client, r.User)
 	one.expiry, one.ended = r.Expiry, r.Ended
-	switch {
-	case one.ended.IsZero(): // the broker was killed
-		one.ended, one.wasOnline = l.now, true
-	case one.ended.After(l.now): // the clock was set back
+	one.wasOnline = one.ended.IsZero()           // the broker was killed
+	if one.wasOnline || one.ended.After(l.now) { // or the clock was set back
 		one.ended = l.now
 		l.records.putSession(one)
 	}
@@ -335,7 +345,10 @@ func (l *loader) entry(key string, r entryRecord) bool {
 	one.bytes += e.size()
 	switch {
 	case e.id != 0 && (e.dup || e.released || one.wasOnline):
-		e.dup = true
+		if !e.dup {
+			e.dup = true
+			l.records.putEntry(client, e)
+		}
 		one.fly(e)
 		one.lastID = max(one.lastID, e.id)
 	default:
@@ -379,10 +392,9 @@ func (l *loader) will(key string, r willRecord) bool {
 	}
 	l.records.last = max(l.records.last, n)
 	w := &will{client: client, number: n, user: r.User, message: r.message(), expiry: r.Expiry, delay: r.Delay, grace: r.Grace}
+	w.deferred = r.Due.IsZero() || r.Delay == 0 // without a delay, only an earlier start has set when it is due
 	after := cmp.Or(r.Delay, r.Grace)
-	if r.Due.IsZero() {
-		w.deferred = true
-	} else {
+	if !r.Due.IsZero() {
 		after = min(max(time.Until(r.Due), 0), after) // no later than that, even if the clock was set back
 	}
 	if earlier := l.pullWill(client); earlier != nil { // the next connection had begun already
