@@ -96,7 +96,7 @@ flaky: build images build/tools/gotestsum build/tools/h2spec ## run the unit tes
 .PHONY: test-all
 test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, MQTT clients, a real kubelet with its node specs, soak, short fuzzing, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-mqtt test-kubelet test-e2e-node test-release fuzz debian
+	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-mqtt test-kubelet test-e2e-node test-release fuzz fuzz-mqtt debian
 	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-delegate
@@ -202,6 +202,10 @@ bench: build images ## compare with containerd 2.4 and 1.6 and write docs/benchm
 .PHONY: fuzz
 fuzz: ## run each fuzz target for FUZZTIME (20s)
 	@hack/fuzz.sh $(FUZZTIME)
+
+.PHONY: fuzz-mqtt
+fuzz-mqtt: ## run the fuzz targets of the MQTT codec and of the broker's sessions for five minutes each
+	@hack/fuzz.sh 5m '^Fuzz(Packet|Session)$$'
 
 .PHONY: lint
 lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lint (.golangci.yml), deadcode, go mod tidy, gofmt, the prose check and bash -n

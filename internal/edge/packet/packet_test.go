@@ -131,8 +131,8 @@ func TestFilters(t *testing.T) {
 	}
 }
 
-// FuzzDecode checks that no bytes make Decode panic, and that whatever it accepts means the same after another round.
-func FuzzDecode(f *testing.F) {
+// FuzzPacket checks that no bytes make Decode panic, and that whatever it accepts means the same after another round.
+func FuzzPacket(f *testing.F) {
 	for _, level := range []byte{3, 4, 5} {
 		for _, p := range samples(level) {
 			data := Append(nil, p, level)
