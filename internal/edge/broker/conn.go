@@ -53,6 +53,9 @@ type conn struct {
 	will       *will
 	expires    time.Duration // Session Expiry Interval of CONNECT
 
+	ticket  uint64 // guarded by parking.mu
+	watched bool   // by parking
+
 	aliases  map[uint16]string // of incoming messages
 	outgoing map[string]uint16 // aliases of outgoing messages; guarded by session.mu
 
@@ -297,6 +300,7 @@ func (c *conn) finish() {
 	}
 	c.Conn.Close()
 	close(c.ended)
+	c.server.parking.wake(c)
 }
 
 // end closes the connection without waiting: reads end, and what is pending is written within takeOverTimeout. With MQTT

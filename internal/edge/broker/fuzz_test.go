@@ -60,8 +60,16 @@ func attach(t testing.TB, s *server) (client *net.UnixConn, ended <-chan struct{
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.serve(c)
+		<-c.ended
+		until.Holds(t, "the broker has forgotten the connection", func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			_, there := s.conns[c]
+			return !there
+		})
 	}()
+	s.serving.Add(1)
+	go s.serve(c)
 	return ends[1].(*net.UnixConn), done
 }
 

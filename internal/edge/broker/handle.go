@@ -21,20 +21,33 @@ var (
 	errTakenOver = &packet.Error{Code: packet.SessionTakenOver, Text: "another connection has taken the session over"}
 )
 
-// serve serves a connection until it ends.
+// serve serves a connection until it is parked or ends.
 func (s *server) serve(c *conn) {
+	parked := false
 	defer func() {
 		if p := recover(); p != nil {
 			_ = guard.Report(s.log.With("remote", c.RemoteAddr().String()), "MQTT client", p)
+		}
+		if parked {
+			return
 		}
 		c.end(0)
 		s.leave(c)
 		<-c.ended
 		c.in.release()
+		s.serving.Done()
 	}()
-	err := c.greet()
+	var err error
+	if c.session == nil {
+		err = c.greet()
+	}
 	for err == nil {
-		err = c.one()
+		if err = c.one(); errors.Is(err, errSilent) {
+			if parked = s.parking.park(c); parked {
+				return
+			}
+			err = nil
+		}
 	}
 	var bad *packet.Error
 	switch {

@@ -249,6 +249,7 @@ func BenchmarkBrokerMemory(b *testing.B) {
 				for n := range idleClients {
 					begin(loadConnect(b, s, fmt.Sprintf("idle-%05d", n), name == "session"))
 				}
+				time.Sleep(4 * time.Second) // until the broker takes them for idle
 				each[i] = float64(resident(b, s.pid)-before) / idleClients
 			}
 			reportPeers(b, "B", each[0], each[1])

@@ -25,6 +25,8 @@ type reader struct {
 	buf  *[readSize]byte
 	r, w int
 	size int // of the last packet's remaining length, in bytes
+	// due is when the keep alive of a client that says nothing is over; zero while it is not known to be silent, or never.
+	due time.Time
 
 	// for readable, which is made once
 	readable func(fd uintptr) bool
@@ -114,8 +116,11 @@ func unexpected(err error) error {
 }
 
 func (r *reader) setDeadline(keepAlive time.Duration) error {
-	if keepAlive == 0 {
+	switch {
+	case keepAlive == 0 && r.raw == nil: // greet has set its own
 		return nil
+	case keepAlive == 0:
+		return r.conn.setReadDeadline(time.Time{}) // in place of that of wait
 	}
 	return r.conn.setReadDeadline(time.Now().Add(keepAlive))
 }
@@ -133,25 +138,45 @@ func (r *reader) fill(keepAlive time.Duration) error {
 		r.w = copy(r.buf[:], r.buf[r.r:r.w])
 		r.r = 0
 	}
+	if r.buf == nil && r.raw != nil {
+		return r.wait(keepAlive)
+	}
 	if err := r.setDeadline(keepAlive); err != nil {
 		return err
 	}
-	if r.buf == nil && r.raw == nil {
+	if r.buf == nil {
 		r.buf = readBuffers.Get().(*[readSize]byte)
 	}
-	if r.buf != nil {
-		n, err := r.conn.Conn.Read(r.buf[r.w:])
-		if r.w += n; n > 0 {
-			return nil
-		}
-		if begun {
-			err = unexpected(err)
-		}
+	n, err := r.conn.Conn.Read(r.buf[r.w:])
+	if r.w += n; n > 0 {
+		return nil
+	}
+	if begun {
+		err = unexpected(err)
+	}
+	return err
+}
+
+// wait waits for a packet without a buffer. After parkAfter it returns errSilent.
+func (r *reader) wait(keepAlive time.Duration) error {
+	now := time.Now()
+	if keepAlive > 0 && r.due.IsZero() {
+		r.due = now.Add(keepAlive)
+	}
+	until := now.Add(parkAfter)
+	if !r.due.IsZero() && r.due.Before(until) {
+		until = r.due
+	}
+	if err := r.conn.setReadDeadline(until); err != nil {
 		return err
 	}
 	if err := r.raw.Read(r.readable); err != nil {
+		if timedOut(err) && (r.due.IsZero() || time.Now().Before(r.due)) {
+			return errSilent
+		}
 		return err
 	}
+	r.due = time.Time{}
 	switch {
 	case r.err != nil:
 		return r.err

@@ -32,6 +32,7 @@ type server struct {
 	url            string
 	addresses      []string
 	listeners      []net.Listener
+	parking        *parking
 	web            *http.Server // of webListeners
 	webListeners   []net.Listener
 	connectTimeout time.Duration
@@ -82,7 +83,11 @@ func New(cfg Config) (Broker, error) {
 		s.meters[l].log = rated()
 	}
 	s.web = s.webServer()
+	if s.parking, err = newParking(func(c *conn) { go s.serve(c) }); err != nil {
+		return nil, errors.Join(err, st.close())
+	}
 	if err := errors.Join(s.load(), s.listen()); err != nil {
+		s.parking.close()
 		for _, l := range slices.Concat(s.listeners, s.webListeners) {
 			l.Close()
 		}
@@ -95,6 +100,8 @@ func New(cfg Config) (Broker, error) {
 		s.serving.Go(func() { _ = s.web.Serve(l) }) // until Close
 	}
 	s.serving.Go(s.housekeeping)
+	s.serving.Go(s.parking.wait)
+	s.serving.Go(func() { s.parking.expire(s.stop) })
 	return s, nil
 }
 
@@ -173,7 +180,8 @@ func (s *server) begin(n net.Conn) {
 	closing := s.closing
 	if !closing {
 		s.conns[c] = struct{}{}
-		s.serving.Go(func() { s.serve(c) })
+		s.serving.Add(1) // until serve has ended the connection, also while it is parked
+		go s.serve(c)
 	}
 	s.mu.Unlock()
 	if closing {
@@ -447,6 +455,7 @@ func (s *server) Close(ctx context.Context) error {
 				l.Close()
 			}
 			s.web.Close()
+			s.parking.close()
 			s.serving.Wait() // clients still change their sessions while they disconnect
 			s.closeErr = s.store.close()
 		}()
