@@ -33,7 +33,7 @@ var bucket = []byte("mqtt/v2")
 // store is a write-behind map on disk: keys change in memory, and one transaction writes many changes.
 //
 //	put, del ──▶ dirty ──▶ batch ──bbolt, fsync──▶ disk
-//	                └─ wait: until the urgent changes are on the disk
+//	                └─ needed, waitFor: until the urgent changes are on the disk
 type store struct {
 	db  *bbolt.DB // nil: all methods do nothing
 	log *slog.Logger
@@ -112,7 +112,7 @@ func (s *store) begin() (end func()) {
 	return s.group.RUnlock
 }
 
-// put sets a key. If urgent is set, the next call to wait returns only when the change is on the disk.
+// put sets a key. If urgent is set, needed includes the change.
 func (s *store) put(key string, value []byte, urgent bool) { s.set(key, value, urgent) }
 
 // del removes a key.
@@ -139,9 +139,6 @@ func (s *store) set(key string, value []byte, urgent bool) {
 	default:
 	}
 }
-
-// wait waits until all urgent changes are on the disk, or writing them has failed.
-func (s *store) wait() { s.waitFor(s.needed()) }
 
 // needed returns the number of the last batch with an urgent change, for waitFor. It returns 0 if there is nothing to
 // wait for.

@@ -10,6 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// wait waits until all urgent changes are on the disk, or writing them has failed.
+func (s *store) wait() { s.waitFor(s.needed()) }
+
 func contents(t *testing.T, s *store) map[string]string {
 	all := map[string]string{}
 	require.NoError(t, s.each("", func(k string, v []byte) error {
