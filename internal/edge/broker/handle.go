@@ -149,6 +149,8 @@ func (c *conn) accept(p *packet.Connect) error {
 		return c.refuse(packet.BadAuthMethod, "enhanced authentication is not supported")
 	case !s.users.admit(p.Username, p.Password, certified):
 		return c.refuse(packet.BadUserOrPassword, "the user or password is wrong")
+	case len(c.id) > maxClientID:
+		return c.refuse(packet.ClientIDNotValid, "the client identifier is too long")
 	case c.id == "" && (p.Level == 3 || p.Level == 4 && !p.CleanStart):
 		return c.refuse(packet.ClientIDNotValid, "there is no client identifier")
 	}
@@ -350,6 +352,14 @@ func (c *conn) subscribe(p *packet.Subscribe) error {
 		if !s.users.allowed(c.user, c.id, f.Filter, false) {
 			s.denied.Add(1)
 			answer.Codes = append(answer.Codes, packet.NotAuthorized)
+			continue
+		}
+		if !keepable(f.Filter) {
+			answer.Codes = append(answer.Codes, packet.TopicFilterInvalid)
+			continue
+		}
+		if c.session.subs[f.Filter] == nil && c.session.levels+levels(f.Filter) > maxSubscribed {
+			answer.Codes = append(answer.Codes, packet.QuotaExceeded)
 			continue
 		}
 		shared := strings.HasPrefix(f.Filter, packet.SharePrefix)

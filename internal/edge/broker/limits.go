@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -11,6 +12,22 @@ import (
 const logInterval = 10 * time.Second
 
 func rated() rate.Sometimes { return rate.Sometimes{First: 1, Interval: logInterval} }
+
+const (
+	// maxClientID and maxName bound client identifiers, and the topics and filters that are kept, in bytes: a key of bbolt
+	// has at most 32 768, and a transaction with a longer one would fail again and again, with all that it holds.
+	maxClientID, maxName = 1024, 30_000
+	// maxLevels bounds their levels, because each can be a node of the tree: 64 KiB of slashes would take 20 MiB.
+	maxLevels = 200
+	// maxSubscribed bounds the levels of all filters of a session.
+	maxSubscribed = 500_000
+)
+
+// levels returns the number of levels of a topic or filter.
+func levels(name string) int { return strings.Count(name, "/") + 1 }
+
+// keepable reports whether a topic or filter is within the limits.
+func keepable(name string) bool { return len(name) <= maxName && levels(name) <= maxLevels }
 
 // limit is a limit of Config that clients can meet.
 type limit int

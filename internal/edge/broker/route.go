@@ -159,6 +159,9 @@ func (sub *subscription) deliver(m *message, retain bool) delivery {
 // retain keeps a message as its topic's retained message, or removes the topic's if the message is empty (MQTT 5.0
 // §3.3.1.3). server.mu is locked.
 func (s *server) retain(m *message) error {
+	if !keepable(m.topic) {
+		return &packet.Error{Code: packet.TopicNameInvalid, Text: "the topic is too long to be retained"}
+	}
 	system := isSystem(m.topic)
 	n := s.tree.at(m.topic, len(m.payload) > 0)
 	if n == nil {
@@ -232,6 +235,7 @@ func (s *server) subscribe(to *session, f packet.Subscription, id uint32) (sub *
 		to.subs = map[string]*subscription{}
 	}
 	to.subs[f.Filter] = sub
+	to.levels += levels(f.Filter)
 	s.subscriptions.Add(1)
 	if !shared {
 		sub.node.subs = append(sub.node.subs, sub)
@@ -257,6 +261,7 @@ func (s *server) unsubscribe(from *session, filter string) bool {
 		return false
 	}
 	delete(from.subs, filter)
+	from.levels -= levels(filter)
 	s.subscriptions.Add(-1)
 	n := sub.node
 	if g := sub.group; g == nil {

@@ -24,7 +24,9 @@ type session struct {
 	id     string
 	user   string
 
-	subs map[string]*subscription // by filter; guarded by server.mu
+	// subs holds the subscriptions by filter, and levels the number of their levels; guarded by server.mu.
+	subs   map[string]*subscription
+	levels int
 	// timer ends the session of an absent client; guarded by server.mu.
 	timer *time.Timer
 

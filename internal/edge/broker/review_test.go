@@ -1,0 +1,39 @@
+package broker_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/edge/broker"
+)
+
+// TestNamesThatCannotBeStored: what is too long for a key of the store, or has too many levels for the tree, is refused
+// and does not keep the rest from the disk.
+func TestNamesThatCannotBeStored(t *testing.T) {
+	t.Parallel()
+	s := embedded(t, broker.Config{})
+	for _, name := range []string{strings.Repeat("x", 60_000), strings.Repeat("/", 20_000)} {
+		r := dialRaw(t, s.address)
+		r.send(connectPacket(4, 2, name))
+		assert.Equal(t, []byte{0x20, 2, 0, 2}, r.read(t), "CONNECT is refused")
+		r = dialRaw(t, s.address)
+		r.send(connectPacket(4, 0, "long"))
+		r.read(t)
+		r.send(packet(0x82, slices.Concat([]byte{0, 1}, str(name), []byte{1})))
+		assert.Equal(t, []byte{0x90, 3, 0, 1, 0x80}, r.read(t), "SUBSCRIBE is refused")
+		r.send(packet(0x33, slices.Concat(str(name), []byte{0, 2}, []byte("kept"))))
+		assert.Equal(t, []byte{0x40, 2, 0, 2}, r.read(t))
+		r.send(packet(0x32, slices.Concat(str(name), []byte{0, 3}, []byte("passed on"))))
+		assert.Equal(t, []byte{0x40, 2, 0, 3}, r.read(t))
+		r.send(packet(0x33, slices.Concat(str("short"), []byte{0, 4}, []byte("kept"))))
+		assert.Equal(t, []byte{0x40, 2, 0, 4}, r.read(t))
+		r.conn.Close()
+	}
+	require.Zero(t, s.stats().StoreErrors)
+	require.Equal(t, 1, s.stats().Retained)
+	require.Zero(t, s.stats().Subscriptions)
+}
