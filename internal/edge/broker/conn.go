@@ -161,7 +161,7 @@ func (c *conn) drain() {
 		out, written := c.take((*buffer)[:0])
 		if len(out) == 0 {
 			c.mu.Lock()
-			if c.kicked && !c.closing {
+			if c.kicked { // also by end, whose DISCONNECT is among the answers then
 				c.mu.Unlock()
 				continue
 			}
@@ -301,7 +301,7 @@ func (c *conn) end(code packet.Code) {
 	if c.closing {
 		return
 	}
-	if code != 0 && c.level == 5 && c.open {
+	if code != 0 && c.open && c.level == 5 { // open first: before, CONNECT may be about to set the level
 		c.answers.push(answer{packets: packet.Append(nil, &packet.End{Type: packet.DISCONNECT, Code: code}, c.level)})
 		c.reason = true
 	}
