@@ -225,7 +225,7 @@ func (c *conn) publish(p *packet.Publish, own bool) error {
 		var bad *packet.Error
 		if errors.As(err, &bad) {
 			code = bad.Code
-			c.session.released(p.ID)
+			c.session.released(c, p.ID)
 		}
 	}
 	if code.Failed() && p.QoS == 0 && code == packet.TopicNameInvalid {
@@ -291,7 +291,7 @@ func (c *conn) mayPublish(topic string) packet.Code {
 func (c *conn) release(p *packet.Ack) error {
 	answer := &packet.Ack{Type: packet.PUBCOMP, ID: p.ID}
 	final := 1
-	if !c.session.released(p.ID) {
+	if !c.session.released(c, p.ID) {
 		answer.Code, final = packet.IDNotFound, 0
 	}
 	c.answer(answer, final, c.server.store.needed())

@@ -357,11 +357,12 @@ func (s *session) receive(c *conn, id uint16) bool {
 	return true
 }
 
-// released forgets a message with QoS 2 from the client, and reports whether there was one.
-func (s *session) released(id uint16) bool {
+// released forgets a message with QoS 2 from the client, and reports whether there was one. A connection that has lost the
+// session changes nothing: the client may use the identifier for another message by now.
+func (s *session) released(c *conn, id uint16) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.received[id]; !ok {
+	if _, ok := s.received[id]; !ok || s.conn != c {
 		return false
 	}
 	delete(s.received, id)
