@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -36,4 +37,25 @@ func TestNamesThatCannotBeStored(t *testing.T) {
 	require.Zero(t, s.stats().StoreErrors)
 	require.Equal(t, 1, s.stats().Retained)
 	require.Zero(t, s.stats().Subscriptions)
+}
+
+// TestTakeOverOfTransientSession: a session that is to end with its connection also ends if another connection takes
+// over, which asks for no new session (MQTT-3.1.2-6 of MQTT 3.1.1, MQTT 5.0 §3.1.2.11.2).
+func TestTakeOverOfTransientSession(t *testing.T) {
+	for name, start := range map[string]func(t testing.TB) *server{
+		"embedded": func(t testing.TB) *server { return embedded(t, broker.Config{}) }, "mosquitto": mosquitto,
+	} {
+		for _, level := range []byte{4, 5} {
+			t.Run(fmt.Sprint(name, level), func(t *testing.T) {
+				t.Parallel()
+				s := start(t)
+				old := dialRaw(t, s.address)
+				old.send(connectPacket(level, 2, "twin"))
+				require.Zero(t, old.read(t)[2])
+				r := dialRaw(t, s.address)
+				r.send(connectPacket(level, 0, "twin"))
+				assert.Zero(t, r.read(t)[2], "no session is present")
+			})
+		}
+	}
 }

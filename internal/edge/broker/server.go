@@ -212,6 +212,9 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 		end()
 		return false, code
 	}
+	if old != nil && !old.outlives() { // it ends with the connection that is taken over
+		clean = true
+	}
 	if w := s.pullWill(c.id); w != nil {
 		if w.deferred || old != nil && !clean {
 			s.records.deleteWill(w)
@@ -230,7 +233,6 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 	if old != nil && clean {
 		previous, orphans = s.endSession(old)
 	}
-	was := current.persistent()
 	if before := current.attach(c); before != nil {
 		previous = before
 	}
@@ -244,7 +246,8 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 			s.records.deleteWill(w)
 		}
 	}
-	s.storeSession(current, c, was)
+	present = old != nil && !clean
+	s.storeSession(current, c, present)
 	c.mu.Lock()
 	c.session = current
 	c.mu.Unlock()
@@ -256,37 +259,20 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 	}
 	s.publishWills(wills)
 	s.adopt(orphans)
-	return old != nil && !clean, packet.Success
+	return present, packet.Success
 }
 
-// storeSession stores the session of a new connection, as far as it has to outlive the connection. was tells whether it
-// had to before. server.mu is locked.
-func (s *server) storeSession(current *session, c *conn, was bool) {
+// storeSession stores the session of a new connection, if it has to outlive the connection. stored reports whether it is
+// in the store. server.mu is locked.
+func (s *server) storeSession(current *session, c *conn, stored bool) {
 	switch {
 	case current.persistent():
 		s.records.putSession(current)
-	case was:
+	case stored:
 		s.records.deleteSession(current.id)
 	}
 	if c.will != nil {
 		s.records.putWill(c.will)
-	}
-	if was || !current.persistent() {
-		return
-	}
-	for _, sub := range current.subs { // of a session that would have ended with its connection
-		s.records.putSubscription(sub)
-	}
-	current.mu.Lock()
-	defer current.mu.Unlock()
-	for _, e := range current.flight {
-		current.keep(e)
-	}
-	for _, e := range current.waiting.all() {
-		current.keep(e)
-	}
-	for id := range current.received {
-		s.records.putReceived(current.id, id)
 	}
 }
 

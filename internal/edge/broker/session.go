@@ -70,6 +70,13 @@ func (b *server) newSession(id, user string) *session {
 // persistent reports whether the session outlives its connection, and so belongs into the store.
 func (s *session) persistent() bool { return s.expiry > 0 }
 
+// outlives is persistent for callers that do not hold the session's lock.
+func (s *session) outlives() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.persistent()
+}
+
 // online reports whether the client is connected.
 func (s *session) online() bool {
 	s.mu.Lock()
