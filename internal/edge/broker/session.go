@@ -63,6 +63,8 @@ type entry struct {
 	share    *group
 }
 
+func inOrder(a, b *entry) int { return cmp.Compare(a.order, b.order) }
+
 func (b *server) newSession(id, user string) *session {
 	return &session{server: b, id: id, user: user}
 }
@@ -175,7 +177,7 @@ func (s *session) attach(c *conn) (previous *conn) {
 	previous = s.conn
 	s.lost()
 	s.conn, s.window, s.expiry = c, c.window, c.expires
-	s.again = fifo[*entry]{items: slices.SortedFunc(maps.Values(s.flight), func(a, b *entry) int { return cmp.Compare(a.order, b.order) })}
+	s.again = fifo[*entry]{items: slices.SortedFunc(maps.Values(s.flight), inOrder)}
 	return previous
 }
 
@@ -189,6 +191,31 @@ func (s *session) detach(c *conn) bool {
 	s.lost()
 	s.ended = time.Now()
 	return true
+}
+
+// clear forgets everything, because the session has ended. It returns the connection, and what others may get instead.
+func (s *session) clear() (previous *conn, orphans []*entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	forget := func(e *entry, mayHave bool) {
+		if e.share != nil && (!mayHave || e.qos == 1) {
+			orphans = append(orphans, e)
+		}
+		s.drop(e)
+	}
+	for _, e := range s.flight {
+		forget(e, true)
+	}
+	for s.waiting.len() > 0 {
+		forget(s.waiting.pop(), false)
+	}
+	for id := range s.received {
+		s.server.records.deleteReceived(s.id, id)
+	}
+	s.received = nil
+	previous, s.conn = s.conn, nil
+	slices.SortFunc(orphans, inOrder)
+	return previous, orphans
 }
 
 // lost forgets what belonged to the connection that has ended.
