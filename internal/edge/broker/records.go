@@ -234,6 +234,7 @@ func (s *server) load() error {
 		}
 	}
 	for _, one := range s.sessions {
+		one.recoverFlight()
 		s.expireSession(one, time.Until(one.ended.Add(one.expiry)))
 	}
 	s.mu.Unlock()

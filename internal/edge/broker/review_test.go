@@ -59,3 +59,30 @@ func TestTakeOverOfTransientSession(t *testing.T) {
 		}
 	}
 }
+
+// TestKilledKeepsOrder: after a kill, messages with QoS 1 that were not acknowledged come in the order in which they came
+// before, so that the last one stays the last (MQTT-4.6.0-1, MQTT 5.0 §4.6).
+func TestKilledKeepsOrder(t *testing.T) {
+	t.Parallel()
+	s := process(t)
+	r, _ := session(t, s, "away")
+	subscribe(t, r, 1, "t", 1)
+	pub := dialRaw(t, s.address)
+	pub.send(connectPacket(4, 2, "pub"))
+	pub.read(t)
+	const count = 100
+	for i := range count {
+		pub.send(packet(0x32, slices.Concat(str("t"), []byte{0, byte(i + 1)}, []byte{byte(i)})))
+		if i%3 == 0 {
+			r.read(t)
+		}
+	}
+	for range count {
+		pub.read(t)
+	}
+	r = killed(t, s, "away")
+	for i := range count {
+		got := r.read(t)
+		require.Equal(t, byte(i), got[len(got)-1])
+	}
+}

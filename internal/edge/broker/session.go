@@ -323,6 +323,22 @@ func (s *session) fly(e *entry) {
 	s.flight[e.id] = e
 }
 
+// recoverFlight takes the messages for sent that came before one that was, while loading: with QoS 1, a message is not
+// stored again with its identifier when it is sent.
+func (s *session) recoverFlight() {
+	var last uint64
+	for _, e := range s.flight {
+		last = max(last, e.order)
+	}
+	for s.waiting.len() > 0 && (*s.waiting.first()).order < last && len(s.flight) < maxInFlight {
+		e := s.waiting.pop()
+		s.identify(e)
+		e.dup = true
+		s.fly(e)
+		s.server.records.putEntry(s.id, e)
+	}
+}
+
 // sendAgain sends an entry of flight on a new connection, as far as it had come (MQTT 5.0 §4.4). A message that the client
 // may already have is sent even if it has expired meanwhile.
 func (s *session) sendAgain(c *conn, to []byte, e *entry, now time.Time) []byte {
