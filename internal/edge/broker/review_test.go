@@ -1,10 +1,12 @@
 package broker_test
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -85,4 +87,22 @@ func TestKilledKeepsOrder(t *testing.T) {
 		got := r.read(t)
 		require.Equal(t, byte(i), got[len(got)-1])
 	}
+}
+
+// TestRetainedFlood: a client that subscribes again and again without reading does not fill the memory with retained
+// messages.
+func TestRetainedFlood(t *testing.T) {
+	t.Parallel()
+	s := embedded(t, broker.Config{MaxQueued: 100})
+	r := dialRaw(t, s.address)
+	r.send(connectPacket(5, 2, "flood"))
+	r.read(t)
+	for i := range 100 {
+		r.send(packet(0x33, slices.Concat(str(fmt.Sprint("r/", i)), []byte{0, byte(i + 1), 0}, []byte("x"))))
+		r.read(t)
+	}
+	r.send(packet(0x82, append([]byte{0, 1, 0}, bytes.Repeat(append(str("r/+"), 1), 1000)...)))
+	require.Eventually(t, func() bool { return s.stats().Inflight > 0 }, patience, time.Millisecond)
+	require.Less(t, s.stats().Inflight, 500)
+	require.NotZero(t, s.stats().Limits["queue"])
 }

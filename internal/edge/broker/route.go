@@ -205,8 +205,13 @@ func (s *server) forgetRetained(n *node) {
 	n.prune()
 }
 
-// sendRetained sends a subscription the retained messages that match it. server.mu is locked.
+// sendRetained sends a subscription the retained messages that match it. Two overlapping subscriptions may each get all
+// of them; a client that goes on to subscribe without reading gets no more. server.mu is locked.
 func (s *server) sendRetained(sub *subscription, now time.Time) {
+	if sub.session.backlog() > 2*s.retainedCount+s.cfg.MaxQueued {
+		s.drop(sub.session)
+		return
+	}
 	var expired []*node
 	s.tree.retained(sub.Filter, func(n *node) {
 		m := n.retained

@@ -87,8 +87,8 @@ func (s *session) online() bool {
 }
 
 // enqueue adds a delivery. It returns false if the session does not take it: the queue is full, or QoS is 0 and the client
-// is absent. The deliveries of retained messages at SUBSCRIBE are free, because the messages are in memory anyway: they
-// have no limit. Its caller holds server.mu and is in a group of the store's changes.
+// is absent. The deliveries of retained messages at SUBSCRIBE are free, because the messages are in memory anyway: only
+// sendRetained limits them. Its caller holds server.mu and is in a group of the store's changes.
 func (s *session) enqueue(d delivery, share *group, free bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -361,6 +361,13 @@ func (s *session) queued() (messages int, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiting.len() + len(s.flight), s.bytes
+}
+
+// backlog returns the number of messages that the session holds, also with QoS 0.
+func (s *session) backlog() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting0.len() + s.waiting.len() + len(s.flight)
 }
 
 // setExpiry changes how long the session outlives the connection.
