@@ -106,3 +106,27 @@ func TestRetainedFlood(t *testing.T) {
 	require.Less(t, s.stats().Inflight, 500)
 	require.NotZero(t, s.stats().Limits["queue"])
 }
+
+// TestExpiredMessagesMakeRoom: expired messages in the queue of an absent client are deleted (MQTT-3.3.2-5), and do not
+// keep later ones out.
+func TestExpiredMessagesMakeRoom(t *testing.T) {
+	t.Parallel()
+	s := embedded(t, broker.Config{MaxQueued: 2})
+	r, _ := session(t, s, "away")
+	subscribe(t, r, 1, "t", 1)
+	r.conn.Close()
+	require.Eventually(t, func() bool { return s.stats().Clients == 0 }, patience, time.Millisecond)
+	pub := dialRaw(t, s.address)
+	pub.send(connectPacket(5, 2, "pub"))
+	pub.read(t)
+	publish := func(id byte, payload string) {
+		pub.send(packet(0x32, slices.Concat(str("t"), []byte{0, id}, []byte{5, 0x02, 0, 0, 0, 1}, []byte(payload))))
+		pub.read(t)
+	}
+	publish(1, "old")
+	publish(2, "old")
+	require.Eventually(t, func() bool { return s.stats().Inflight == 0 }, patience, 10*time.Millisecond, "they are deleted")
+	publish(3, "new")
+	r, _ = session(t, s, "away")
+	require.Equal(t, "new", string(r.read(t)[7:]))
+}

@@ -370,6 +370,25 @@ func (s *session) backlog() int {
 	return s.waiting0.len() + s.waiting.len() + len(s.flight)
 }
 
+// removeExpired removes the messages that have expired before they were sent (MQTT 5.0 §3.3.2.3.3).
+func (s *session) removeExpired(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	expired := func(e *entry) bool { return e.id == 0 && e.expired(now) }
+	if !slices.ContainsFunc(s.waiting.all(), expired) {
+		return
+	}
+	var rest fifo[*entry]
+	for _, e := range s.waiting.all() {
+		if expired(e) {
+			s.drop(e)
+		} else {
+			rest.push(e)
+		}
+	}
+	s.waiting = rest
+}
+
 // setExpiry changes how long the session outlives the connection.
 func (s *session) setExpiry(c *conn, d time.Duration) {
 	s.mu.Lock()
