@@ -48,6 +48,7 @@ type delivery struct {
 	*message
 	qos    byte // of the delivery; at most that of the message
 	retain bool
+	free   bool     // it does not count for the limits of the queue
 	ids    []uint32 // Subscription Identifiers
 }
 

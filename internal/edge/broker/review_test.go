@@ -130,3 +130,27 @@ func TestExpiredMessagesMakeRoom(t *testing.T) {
 	r, _ = session(t, s, "away")
 	require.Equal(t, "new", string(r.read(t)[7:]))
 }
+
+// TestUpdatesAfterRetained: retained messages with QoS 0 that wait for a client do not keep later updates from it.
+func TestUpdatesAfterRetained(t *testing.T) {
+	t.Parallel()
+	s := embedded(t, broker.Config{MaxQueued: 10, MaxQueuedBytes: 8 << 20})
+	pub := dialRaw(t, s.address)
+	pub.send(connectPacket(4, 2, "pub"))
+	pub.read(t)
+	large := bytes.Repeat([]byte("x"), 1<<20)
+	for i := range 20 {
+		pub.send(packet(0x33, slices.Concat(str(fmt.Sprint("r/", i)), []byte{0, 1}, large)))
+		pub.read(t)
+	}
+	r := dialRaw(t, s.address)
+	r.send(connectPacket(4, 2, "reader"))
+	r.read(t)
+	r.send(packet(0x82, slices.Concat([]byte{0, 1}, str("r/+"), []byte{0})))
+	r.read(t)
+	for range 2 {
+		pub.send(packet(0x32, slices.Concat(str("r/1"), []byte{0, 1}, []byte("update"))))
+		pub.read(t)
+	}
+	require.Zero(t, s.stats().Dropped)
+}

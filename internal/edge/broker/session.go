@@ -46,6 +46,7 @@ type session struct {
 	lastID   uint16
 	bytes    int64               // of waiting0, waiting and flight, without retained messages at SUBSCRIBE
 	counted  int                 // entries of waiting and flight that count for the limit
+	counted0 int                 // deliveries of waiting0 that do
 	received map[uint16]struct{} // messages with QoS 2 from the client that it has not released
 }
 
@@ -57,7 +58,6 @@ type entry struct {
 	dup      bool   // it was sent before
 	released bool   // the client has the message: PUBREL comes next
 	onWire   bool   // it takes a place in the window of this connection
-	free     bool   // it does not count for the limits
 	kept     bool   // it is in the store
 	batch    uint64 // the store's batch that must be on the disk before it is sent
 	share    *group
@@ -93,14 +93,18 @@ func (s *session) enqueue(d delivery, share *group, free bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := d.size()
+	d.free = free
 	if d.qos == 0 {
 		if s.conn == nil {
 			return false
 		}
-		if !free && (s.waiting0.len() >= s.server.cfg.MaxQueued || s.bytes+size > s.server.cfg.MaxQueuedBytes) {
+		if !free && (s.counted0 >= s.server.cfg.MaxQueued || s.bytes+size > s.server.cfg.MaxQueuedBytes) {
 			return false
 		}
-		s.bytes += size
+		if !free {
+			s.counted0++
+			s.bytes += size
+		}
 		s.waiting0.push(d)
 		s.conn.kick()
 		return true
@@ -109,7 +113,7 @@ func (s *session) enqueue(d delivery, share *group, free bool) bool {
 		return false
 	}
 	s.order++
-	e := &entry{delivery: d, order: s.order, share: share, free: free}
+	e := &entry{delivery: d, order: s.order, share: share}
 	if !free {
 		s.counted++
 		s.bytes += size
@@ -222,8 +226,7 @@ func (s *session) clear() (previous *conn, orphans []*entry) {
 func (s *session) lost() {
 	s.conn = nil
 	for s.waiting0.len() > 0 {
-		d := s.waiting0.pop()
-		s.bytes -= d.size()
+		s.pop0()
 	}
 	s.again = fifo[*entry]{}
 	if s.waiting.len() > 0 {
@@ -286,9 +289,17 @@ func (s *session) collect(c *conn, to []byte, limit int) (out []byte, batch uint
 	return to, 0
 }
 
-func (s *session) send0(c *conn, to []byte, now time.Time) []byte {
+func (s *session) pop0() delivery {
 	d := s.waiting0.pop()
-	s.bytes -= d.size()
+	if !d.free {
+		s.counted0--
+		s.bytes -= d.size()
+	}
+	return d
+}
+
+func (s *session) send0(c *conn, to []byte, now time.Time) []byte {
+	d := s.pop0()
 	if d.expired(now) {
 		return to
 	}
