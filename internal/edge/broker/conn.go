@@ -108,6 +108,9 @@ func (c *conn) answer(p packet.Packet, final int, batch uint64) {
 	}
 	before := len(last.packets)
 	last.packets = packet.Append(last.packets, p, c.level)
+	if c.maxPacket > 0 && int64(len(last.packets)-before) > c.maxPacket { // it may not be sent (MQTT-3.1.2-24)
+		last.packets = last.packets[:before]
+	}
 	last.final += final
 	c.pending += len(last.packets) - before
 	c.drainSoon()
