@@ -83,6 +83,9 @@ func New(cfg Config) (Broker, error) {
 	}
 	s.web = s.webServer()
 	if err := errors.Join(s.load(), s.listen()); err != nil {
+		s.mu.Lock()
+		s.closing = true // for the timers of sessions and wills
+		s.mu.Unlock()
 		for _, l := range slices.Concat(s.listeners, s.webListeners) {
 			l.Close()
 		}
