@@ -134,7 +134,9 @@ func (g *group) publish(m *message) {
 	if g.offer(m, start, true) || g.offer(m, start, false) {
 		return
 	}
-	g.members[0].session.server.drop(g.members[start%len(g.members)].session)
+	if missed := g.members[start%len(g.members)]; min(m.qos, missed.QoS) > 0 || missed.session.online() { // see pass
+		missed.session.server.drop(missed.session)
+	}
 }
 
 func (g *group) offer(m *message, start int, online bool) bool {
