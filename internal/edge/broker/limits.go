@@ -21,6 +21,9 @@ const (
 	maxLevels = 200
 	// maxSubscribed bounds the levels of all filters of a session.
 	maxSubscribed = 500_000
+	// sessionsPerClient times MaxClients bounds the sessions, most of which are of absent clients: a client that takes another
+	// identifier for each connection leaves one behind each time.
+	sessionsPerClient = 100
 )
 
 // levels returns the number of levels of a topic or filter.
@@ -45,7 +48,7 @@ const (
 // limitTexts holds, for each limit, its name in Stats.Limits, and what the log says with the keys of the node's
 // configuration.
 var limitTexts = [limitCount]struct{ name, log string }{
-	limitClients:        {"clients", "a client is refused, because there are connections.max clients"},
+	limitClients:        {"clients", "a client is refused, because there are connections.max clients, or a hundred times as many sessions"},
 	limitPacket:         {"packet", "a client is disconnected, because its packet is larger than broker.max_message"},
 	limitQueue:          {"queue", "messages are dropped, because the client's queue is full (broker.max_queued, broker.max_queued_bytes)"},
 	limitReceiveMaximum: {"receive_maximum", "a client is disconnected, because it has sent more than broker.receive_maximum messages at once"},

@@ -167,3 +167,26 @@ func TestMaximumPacketSizeOfAnswers(t *testing.T) {
 	r.send([]byte{0xc0, 0})
 	require.Equal(t, []byte{0xd0, 0}, r.read(t))
 }
+
+// TestSessionsAreBounded: a client with ever new identifiers does not fill the disk with sessions. Clients without a
+// persistent session, and those that have one, are served.
+func TestSessionsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := embedded(t, broker.Config{MaxClients: 2})
+	for i := range 200 {
+		r := dialRaw(t, s.address)
+		r.send(connectPacket(4, 0, fmt.Sprint("client", i)))
+		require.Equal(t, []byte{0x20, 2, 0, 0}, r.read(t))
+		r.send([]byte{0xe0, 0})
+		_, _ = r.conn.Read(make([]byte, 1))
+		require.Eventually(t, func() bool { return s.stats().Clients == 0 }, patience, time.Millisecond)
+	}
+	r := dialRaw(t, s.address)
+	r.send(connectPacket(4, 0, "client200"))
+	require.Equal(t, []byte{0x20, 2, 0, 3}, r.read(t))
+	r = dialRaw(t, s.address)
+	r.send(connectPacket(4, 2, "transient"))
+	require.Equal(t, []byte{0x20, 2, 0, 0}, r.read(t))
+	_, kept := session(t, s, "client7")
+	require.True(t, kept)
+}

@@ -208,6 +208,9 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 	case s.clients >= s.cfg.MaxClients && (old == nil || !old.online()):
 		s.meet(limitClients, c.id)
 		code = packet.QuotaExceeded
+	case old == nil && c.expires > 0 && len(s.sessions) >= sessionsPerClient*s.cfg.MaxClients:
+		s.meet(limitClients, c.id)
+		code = packet.QuotaExceeded
 	}
 	if code.Failed() {
 		s.mu.Unlock()
