@@ -20,7 +20,7 @@ const (
 	// maxLevels bounds their levels, because each can be a node of the tree: 64 KiB of slashes would take 20 MiB.
 	maxLevels = 200
 	// maxSubscribed bounds the levels of all filters of a session.
-	maxSubscribed = 500_000
+	maxSubscribed = 200_000
 	// sessionsPerClient times MaxClients bounds the sessions, most of which are of absent clients: a client that takes another
 	// identifier for each connection leaves one behind each time.
 	sessionsPerClient = 100

@@ -371,7 +371,7 @@ func (l *loader) retain(topic string, id uint64) bool {
 	m.refs++
 	l.tree.at(topic, true).retained = m
 	l.retainedCount++
-	l.retainedBytes += m.size()
+	l.retainedBytes += m.held()
 	return true
 }
 

@@ -175,10 +175,10 @@ func (s *server) retain(m *message) error {
 		return nil
 	}
 	if !system {
-		bytes := m.size()
+		bytes := m.held()
 		count := 1
 		if old != nil {
-			bytes -= old.size()
+			bytes -= old.held()
 			count = 0
 		}
 		if s.retainedCount+count > s.cfg.MaxRetained || s.retainedBytes+bytes > s.cfg.MaxRetainedBytes {
@@ -200,7 +200,7 @@ func (s *server) forgetRetained(n *node) {
 		n.retained = nil
 		if !isSystem(old.topic) {
 			s.retainedCount--
-			s.retainedBytes -= old.size()
+			s.retainedBytes -= old.held()
 			s.records.deleteRetained(old)
 		}
 	}
