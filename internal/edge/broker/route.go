@@ -57,11 +57,10 @@ func (s *server) publish(m *message, first func() bool) error {
 	}
 	list := targetLists.Get().(*[]target)
 	targets := (*list)[:0]
-	merge := false
+	var index map[*session]int
 	s.tree.match(m.topic, func(n *node) {
 		if len(n.subs) > 0 {
-			targets = addTargets(targets, n, m, merge)
-			merge = true
+			targets, index = addTargets(targets, index, n, m)
 		}
 		for _, g := range n.groups {
 			g.publish(m)
@@ -85,11 +84,10 @@ func (s *server) pass(to *session, d delivery) {
 }
 
 // addTargets adds a node's subscriptions. A session with several subscriptions that match gets one copy, with the highest
-// QoS and all identifiers (MQTT 5.0 §3.3.4).
-func addTargets(targets []target, n *node, m *message, merge bool) []target {
+// QoS and all identifiers (MQTT 5.0 §3.3.4). index has the places of the targets, once there are many.
+func addTargets(targets []target, index map[*session]int, n *node, m *message) ([]target, map[*session]int) {
 	known := len(targets)
-	var index map[*session]int
-	if merge && known > 16 {
+	if index == nil && known > 16 {
 		index = make(map[*session]int, known)
 		for i := range targets {
 			index[targets[i].session] = i
@@ -104,7 +102,7 @@ func addTargets(targets []target, n *node, m *message, merge bool) []target {
 			if i, ok := index[sub.session]; ok {
 				t = &targets[i]
 			}
-		} else if merge {
+		} else {
 			for i := range targets[:known] {
 				if targets[i].session == sub.session {
 					t = &targets[i]
@@ -112,6 +110,9 @@ func addTargets(targets []target, n *node, m *message, merge bool) []target {
 			}
 		}
 		if t == nil {
+			if index != nil {
+				index[sub.session] = len(targets)
+			}
 			targets = append(targets, target{session: sub.session})
 			t = &targets[len(targets)-1]
 		}
@@ -121,7 +122,7 @@ func addTargets(targets []target, n *node, m *message, merge bool) []target {
 			t.ids = append(t.ids, sub.id)
 		}
 	}
-	return targets
+	return targets, index
 }
 
 // publish gives a message to the next member that is connected and has room, or else to the next absent member whose
