@@ -51,7 +51,7 @@ type Config struct {
 	// MaxPacket bounds a packet, in bytes; 16 MiB by default. A client that sends a larger packet is disconnected. A
 	// CONNECT has at most 1 MiB.
 	MaxPacket int64
-	// MaxClients bounds the connections; 1024 by default.
+	// MaxClients bounds the connections; 1024 by default. There are at most a hundred times as many sessions.
 	MaxClients int
 	// MaxQueued bounds the queue of messages with QoS 1 and 2 for one client; 4096 by default. Beyond the limit, new
 	// messages are dropped and counted.

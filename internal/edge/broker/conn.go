@@ -112,7 +112,7 @@ func (c *conn) answer(p packet.Packet, final int, batch uint64) {
 	}
 	before := len(last.packets)
 	last.packets = packet.Append(last.packets, p, c.level)
-	if int64(len(last.packets)-before) > c.maxPacket && c.session != nil {
+	if int64(len(last.packets)-before) > c.maxPacket && c.maxPacket > 0 {
 		last.packets = last.packets[:before]
 		c.endLocked(packet.TooLarge)
 		return
@@ -170,7 +170,7 @@ func (c *conn) drain() {
 		out, written := c.take((*buffer)[:0])
 		if len(out) == 0 {
 			c.mu.Lock()
-			if c.kicked && !c.closing {
+			if c.kicked { // also by end, whose DISCONNECT is among the answers then
 				c.mu.Unlock()
 				continue
 			}
@@ -315,7 +315,7 @@ func (c *conn) endLocked(code packet.Code) {
 	if c.closing {
 		return
 	}
-	if code != 0 && c.level == 5 && c.open {
+	if code != 0 && c.open && c.level == 5 { // open first: before, CONNECT may be about to set the level
 		c.answers.push(answer{packets: packet.Append(nil, &packet.End{Type: packet.DISCONNECT, Code: code}, c.level)})
 		c.reason = true
 	}

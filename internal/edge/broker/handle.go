@@ -14,6 +14,9 @@ import (
 // maxConnect bounds CONNECT, which anybody may send, in bytes. Its fields have at most 64 KiB each.
 const maxConnect = 1 << 20
 
+// filtersAtOnce is the number of filters that one SUBSCRIBE adds without letting go of server.mu.
+const filtersAtOnce = 100
+
 var (
 	// errDone ends a connection that has nothing more to say.
 	errDone = errors.New("the client has disconnected")
@@ -162,6 +165,8 @@ func (c *conn) accept(p *packet.Connect) error {
 		return c.refuse(packet.BadAuthMethod, "enhanced authentication is not supported")
 	case !s.users.admit(p.Username, p.Password, certified):
 		return c.refuse(packet.BadUserOrPassword, "the user or password is wrong")
+	case len(c.id) > maxClientID:
+		return c.refuse(packet.ClientIDNotValid, "the client identifier is too long")
 	case c.id == "" && (p.Level == 3 || p.Level == 4 && !p.CleanStart):
 		return c.refuse(packet.ClientIDNotValid, "there is no client identifier")
 	}
@@ -236,7 +241,7 @@ func (c *conn) publish(p *packet.Publish, own bool) error {
 		var bad *packet.Error
 		if errors.As(err, &bad) {
 			code = bad.Code
-			c.session.released(p.ID)
+			c.session.released(c, p.ID)
 		}
 	}
 	if code.Failed() && p.QoS == 0 && code == packet.TopicNameInvalid {
@@ -302,7 +307,7 @@ func (c *conn) mayPublish(topic string) packet.Code {
 func (c *conn) release(p *packet.Ack) error {
 	answer := &packet.Ack{Type: packet.PUBCOMP, ID: p.ID}
 	final := 1
-	if !c.session.released(p.ID) {
+	if !c.session.released(c, p.ID) {
 		answer.Code, final = packet.IDNotFound, 0
 	}
 	c.answer(answer, final, c.server.store.needed())
@@ -351,35 +356,54 @@ func (c *conn) subscribe(p *packet.Subscribe) error {
 	}) {
 		s.listSessions()
 	}
-	end := s.store.begin()
+	for some := range slices.Chunk(p.Filters, filtersAtOnce) { // so that others get their turn
+		codes, err := c.subscribeTo(some, firstID(p.Properties))
+		if err != nil {
+			return err
+		}
+		answer.Codes = append(answer.Codes, codes...)
+		s.store.throttle()
+	}
+	c.answer(answer, 0, s.store.needed())
+	return nil
+}
+
+// subscribeTo adds subscriptions and returns their reason codes.
+func (c *conn) subscribeTo(filters []packet.Subscription, id uint32) (codes []packet.Code, err error) {
+	s := c.server
+	defer s.store.begin()()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !c.owns() {
-		s.mu.Unlock()
-		end()
-		return errTakenOver
+		return nil, errTakenOver
 	}
 	now := time.Now()
-	for _, f := range p.Filters {
+	for _, f := range filters {
 		if !s.users.allowed(c.user, c.id, f.Filter, false) {
 			s.denied.Add(1)
-			answer.Codes = append(answer.Codes, packet.NotAuthorized)
+			codes = append(codes, packet.NotAuthorized)
+			continue
+		}
+		if !keepable(f.Filter) {
+			codes = append(codes, packet.TopicFilterInvalid)
+			continue
+		}
+		if c.session.subs[f.Filter] == nil && c.session.levels+levels(f.Filter) > maxSubscribed {
+			codes = append(codes, packet.QuotaExceeded)
 			continue
 		}
 		shared := strings.HasPrefix(f.Filter, packet.SharePrefix)
 		f.NoLocal = f.NoLocal || c.bridge && !shared
-		sub, added := s.subscribe(c.session, f, firstID(p.Properties))
+		sub, added := s.subscribe(c.session, f, id)
 		if c.expires > 0 {
 			s.records.putSubscription(sub)
 		}
 		if !shared && (f.RetainHandling == 0 || f.RetainHandling == 1 && added) {
 			s.sendRetained(sub, now)
 		}
-		answer.Codes = append(answer.Codes, packet.Code(f.QoS))
+		codes = append(codes, packet.Code(f.QoS))
 	}
-	s.mu.Unlock()
-	end()
-	c.answer(answer, 0, s.store.needed())
-	return nil
+	return codes, nil
 }
 
 func firstID(p *packet.Properties) uint32 {

@@ -22,7 +22,7 @@ const (
 
 func isSystem(topic string) bool { return strings.HasPrefix(topic, systemPrefix) }
 
-// housekeeping removes expired retained messages, and publishes the broker's figures below systemPrefix.
+// housekeeping removes expired messages, and publishes the broker's figures below systemPrefix.
 func (s *server) housekeeping() {
 	began := time.Now()
 	tick := time.NewTicker(housekeepingInterval)
@@ -47,6 +47,9 @@ func (s *server) removeExpired() {
 			expired = append(expired, n.retained.topic)
 		}
 	})
+	for _, one := range s.sessions { // or they would take the places of others in the queues of absent clients
+		one.removeExpired(now)
+	}
 	s.mu.RUnlock()
 	if len(expired) == 0 {
 		return

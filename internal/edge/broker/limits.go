@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -11,6 +12,25 @@ import (
 const logInterval = 10 * time.Second
 
 func rated() rate.Sometimes { return rate.Sometimes{First: 1, Interval: logInterval} }
+
+const (
+	// maxClientID and maxName bound client identifiers, and the topics and filters that are kept, in bytes: a key of bbolt
+	// has at most 32 768, and a transaction with a longer one would fail again and again, with all that it holds.
+	maxClientID, maxName = 1024, 30_000
+	// maxLevels bounds their levels, because each can be a node of the tree: 64 KiB of slashes would take 20 MiB.
+	maxLevels = 200
+	// maxSubscribed bounds the levels of all filters of a session.
+	maxSubscribed = 200_000
+	// sessionsPerClient times MaxClients bounds the sessions, most of which are of absent clients: a client that takes another
+	// identifier for each connection leaves one behind each time.
+	sessionsPerClient = 100
+)
+
+// levels returns the number of levels of a topic or filter.
+func levels(name string) int { return strings.Count(name, "/") + 1 }
+
+// keepable reports whether a topic or filter is within the limits.
+func keepable(name string) bool { return len(name) <= maxName && levels(name) <= maxLevels }
 
 // limit is a limit of Config that clients can meet.
 type limit int
@@ -28,7 +48,7 @@ const (
 // limitTexts holds, for each limit, its name in Stats.Limits, and what the log says with the keys of the node's
 // configuration.
 var limitTexts = [limitCount]struct{ name, log string }{
-	limitClients:        {"clients", "a client is refused, because there are connections.max clients"},
+	limitClients:        {"clients", "a client is refused, because there are connections.max clients, or a hundred times as many sessions"},
 	limitPacket:         {"packet", "a client is disconnected, because its packet is larger than broker.max_message"},
 	limitQueue:          {"queue", "messages are dropped, because the client's queue is full (broker.max_queued, broker.max_queued_bytes)"},
 	limitReceiveMaximum: {"receive_maximum", "a client is disconnected, because it has sent more than broker.receive_maximum messages at once"},

@@ -43,11 +43,16 @@ func (m *message) expired(now time.Time) bool { return !m.expires.IsZero() && !n
 // size is what the message counts for in the limits of a queue, in bytes.
 func (m *message) size() int64 { return int64(len(m.topic) + len(m.payload) + len(m.props)) }
 
+// held is what the message counts for in the limit of retained messages, in bytes: also unusually many levels, because each
+// can be a node of the tree.
+func (m *message) held() int64 { return m.size() + 256*int64(max(levels(m.topic)-10, 0)) }
+
 // delivery is a message on its way to a session.
 type delivery struct {
 	*message
 	qos    byte // of the delivery; at most that of the message
 	retain bool
+	free   bool     // it does not count for the limits of the queue
 	ids    []uint32 // Subscription Identifiers
 }
 

@@ -61,6 +61,7 @@ type entryRecord struct {
 	Retain   bool     `json:"retain,omitempty"`
 	Dup      bool     `json:"dup,omitempty"`
 	Released bool     `json:"released,omitempty"`
+	Free     bool     `json:"free,omitempty"`
 	IDs      []uint32 `json:"ids,omitempty"`
 	Share    string   `json:"share,omitempty"` // filter of the shared subscription
 }
@@ -142,7 +143,7 @@ func (r *records) putEntry(client string, e *entry) {
 		e.kept = true
 		r.refer(e.message)
 	}
-	record := entryRecord{Message: e.message.id, ID: e.id, QoS: e.qos, Retain: e.retain, Dup: e.dup, Released: e.released, IDs: e.ids}
+	record := entryRecord{Message: e.message.id, ID: e.id, QoS: e.qos, Retain: e.retain, Dup: e.dup, Released: e.released, Free: e.free, IDs: e.ids}
 	if e.share != nil {
 		record.Share = packet.SharePrefix + e.share.name + "/" + e.share.path
 	}
@@ -282,6 +283,7 @@ func (l *loader) all() error {
 		}
 	}
 	for _, one := range s.sessions {
+		one.recoverFlight()
 		s.expireSession(one, time.Until(one.ended.Add(one.expiry)))
 	}
 	return nil
@@ -336,13 +338,15 @@ func (l *loader) entry(key string, r entryRecord) bool {
 		return false
 	}
 	m.refs++
-	e := &entry{delivery: delivery{message: m, qos: r.QoS, retain: r.Retain, ids: r.IDs}, order: n, id: r.ID, dup: r.Dup, released: r.Released, kept: true}
+	e := &entry{delivery: delivery{message: m, qos: r.QoS, retain: r.Retain, free: r.Free, ids: r.IDs}, order: n, id: r.ID, dup: r.Dup, released: r.Released, kept: true}
 	if sub := one.subs[r.Share]; r.Share != "" && sub != nil {
 		e.share = sub.group
 	}
 	one.order = max(one.order, n)
-	one.counted++
-	one.bytes += e.size()
+	if !e.free {
+		one.counted++
+		one.bytes += e.size()
+	}
 	switch {
 	case e.id != 0 && (e.dup || e.released || one.wasOnline):
 		if !e.dup {
@@ -380,7 +384,7 @@ func (l *loader) retain(topic string, id uint64) bool {
 	m.refs++
 	l.tree.at(topic, true).retained = m
 	l.retainedCount++
-	l.retainedBytes += m.size()
+	l.retainedBytes += m.held()
 	return true
 }
 

@@ -57,11 +57,10 @@ func (s *server) publish(m *message, first func() bool) error {
 	}
 	list := targetLists.Get().(*[]target)
 	targets := (*list)[:0]
-	merge := false
+	var index map[*session]int
 	s.tree.match(m.topic, func(n *node) {
 		if len(n.subs) > 0 {
-			targets = addTargets(targets, n, m, merge)
-			merge = true
+			targets, index = addTargets(targets, index, n, m)
 		}
 		for _, g := range n.groups {
 			g.publish(m)
@@ -85,11 +84,10 @@ func (s *server) pass(to *session, d delivery) {
 }
 
 // addTargets adds a node's subscriptions. A session with several subscriptions that match gets one copy, with the highest
-// QoS and all identifiers (MQTT 5.0 §3.3.4).
-func addTargets(targets []target, n *node, m *message, merge bool) []target {
+// QoS and all identifiers (MQTT 5.0 §3.3.4). index has the places of the targets, once there are many.
+func addTargets(targets []target, index map[*session]int, n *node, m *message) ([]target, map[*session]int) {
 	known := len(targets)
-	var index map[*session]int
-	if merge && known > 16 {
+	if index == nil && known > 16 {
 		index = make(map[*session]int, known)
 		for i := range targets {
 			index[targets[i].session] = i
@@ -104,7 +102,7 @@ func addTargets(targets []target, n *node, m *message, merge bool) []target {
 			if i, ok := index[sub.session]; ok {
 				t = &targets[i]
 			}
-		} else if merge {
+		} else {
 			for i := range targets[:known] {
 				if targets[i].session == sub.session {
 					t = &targets[i]
@@ -112,6 +110,9 @@ func addTargets(targets []target, n *node, m *message, merge bool) []target {
 			}
 		}
 		if t == nil {
+			if index != nil {
+				index[sub.session] = len(targets)
+			}
 			targets = append(targets, target{session: sub.session})
 			t = &targets[len(targets)-1]
 		}
@@ -121,7 +122,7 @@ func addTargets(targets []target, n *node, m *message, merge bool) []target {
 			t.ids = append(t.ids, sub.id)
 		}
 	}
-	return targets
+	return targets, index
 }
 
 // publish gives a message to the next member that is connected and has room, or else to the next absent member whose
@@ -134,7 +135,9 @@ func (g *group) publish(m *message) {
 	if g.offer(m, start, true) || g.offer(m, start, false) {
 		return
 	}
-	g.members[0].session.server.drop(g.members[start%len(g.members)].session)
+	if missed := g.members[start%len(g.members)]; min(m.qos, missed.QoS) > 0 || missed.session.online() { // see pass
+		missed.session.server.drop(missed.session)
+	}
 }
 
 func (g *group) offer(m *message, start int, online bool) bool {
@@ -159,6 +162,9 @@ func (sub *subscription) deliver(m *message, retain bool) delivery {
 // retain keeps a message as its topic's retained message, or removes the topic's if the message is empty (MQTT 5.0
 // §3.3.1.3). server.mu is locked.
 func (s *server) retain(m *message) error {
+	if !keepable(m.topic) {
+		return &packet.Error{Code: packet.TopicNameInvalid, Text: "the topic is too long to be retained"}
+	}
 	system := isSystem(m.topic)
 	n := s.tree.at(m.topic, len(m.payload) > 0)
 	if n == nil {
@@ -170,10 +176,10 @@ func (s *server) retain(m *message) error {
 		return nil
 	}
 	if !system {
-		bytes := m.size()
+		bytes := m.held()
 		count := 1
 		if old != nil {
-			bytes -= old.size()
+			bytes -= old.held()
 			count = 0
 		}
 		if s.retainedCount+count > s.cfg.MaxRetained || s.retainedBytes+bytes > s.cfg.MaxRetainedBytes {
@@ -195,15 +201,20 @@ func (s *server) forgetRetained(n *node) {
 		n.retained = nil
 		if !isSystem(old.topic) {
 			s.retainedCount--
-			s.retainedBytes -= old.size()
+			s.retainedBytes -= old.held()
 			s.records.deleteRetained(old)
 		}
 	}
 	n.prune()
 }
 
-// sendRetained sends a subscription the retained messages that match it. server.mu is locked.
+// sendRetained sends a subscription the retained messages that match it. Two overlapping subscriptions may each get all
+// of them; a client that goes on to subscribe without reading gets no more. server.mu is locked.
 func (s *server) sendRetained(sub *subscription, now time.Time) {
+	if sub.session.backlog() > 2*s.retainedCount+s.cfg.MaxQueued {
+		s.drop(sub.session)
+		return
+	}
 	var expired []*node
 	s.tree.retained(sub.Filter, func(n *node) {
 		m := n.retained
@@ -232,6 +243,7 @@ func (s *server) subscribe(to *session, f packet.Subscription, id uint32) (sub *
 		to.subs = map[string]*subscription{}
 	}
 	to.subs[f.Filter] = sub
+	to.levels += levels(f.Filter)
 	s.subscriptions.Add(1)
 	if !shared {
 		sub.node.subs = append(sub.node.subs, sub)
@@ -257,6 +269,7 @@ func (s *server) unsubscribe(from *session, filter string) bool {
 		return false
 	}
 	delete(from.subs, filter)
+	from.levels -= levels(filter)
 	s.subscriptions.Add(-1)
 	n := sub.node
 	if g := sub.group; g == nil {

@@ -88,6 +88,9 @@ func New(cfg Config) (Broker, error) {
 	}
 	if err := errors.Join(s.load(), s.listen()); err != nil {
 		s.parking.close()
+		s.mu.Lock()
+		s.closing = true // for the timers of sessions and wills
+		s.mu.Unlock()
 		for _, l := range slices.Concat(s.listeners, s.webListeners) {
 			l.Close()
 		}
@@ -199,7 +202,6 @@ func randomID() string {
 // client may not have it.
 func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 	var wills []*will
-	var orphans []*entry
 	var previous *conn
 	end := s.store.begin()
 	s.mu.Lock()
@@ -214,11 +216,17 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 	case s.clients >= s.cfg.MaxClients && (old == nil || !old.online()):
 		s.meet(limitClients, c.id)
 		code = packet.QuotaExceeded
+	case old == nil && c.expires > 0 && len(s.sessions) >= sessionsPerClient*s.cfg.MaxClients:
+		s.meet(limitClients, c.id)
+		code = packet.QuotaExceeded
 	}
 	if code.Failed() {
 		s.mu.Unlock()
 		end()
 		return false, code
+	}
+	if old != nil && !old.outlives() { // it ends with the connection that is taken over
+		clean = true
 	}
 	if w := s.pullWill(c.id); w != nil {
 		if w.deferred || old != nil && !clean {
@@ -236,9 +244,8 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 		current = s.newSession(c.id, c.user)
 	}
 	if old != nil && clean {
-		previous, orphans = s.endSession(old)
+		previous = s.endSession(old)
 	}
-	was := current.persistent()
 	if before := current.attach(c); before != nil {
 		previous = before
 	}
@@ -252,7 +259,8 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 			s.records.deleteWill(w)
 		}
 	}
-	s.storeSession(current, c, was)
+	present = old != nil && !clean
+	s.storeSession(current, c, present)
 	c.mu.Lock()
 	c.session = current
 	c.mu.Unlock()
@@ -263,68 +271,48 @@ func (s *server) enter(c *conn, clean bool) (present bool, code packet.Code) {
 		previous.end(packet.SessionTakenOver)
 	}
 	s.publishWills(wills)
-	s.adopt(orphans)
-	return old != nil && !clean, packet.Success
+	return present, packet.Success
 }
 
-// storeSession stores the session of a new connection, as far as it has to outlive the connection. was tells whether it
-// had to before. server.mu is locked.
-func (s *server) storeSession(current *session, c *conn, was bool) {
+// storeSession stores the session of a new connection, if it has to outlive the connection. stored reports whether it is
+// in the store. server.mu is locked.
+func (s *server) storeSession(current *session, c *conn, stored bool) {
 	switch {
 	case current.persistent():
 		s.records.putSession(current)
-	case was:
+	case stored:
 		s.records.deleteSession(current.id)
 	}
 	if c.will != nil {
 		s.records.putWill(c.will)
-	}
-	if was || !current.persistent() {
-		return
-	}
-	for _, sub := range current.subs { // of a session that would have ended with its connection
-		s.records.putSubscription(sub)
-	}
-	current.mu.Lock()
-	defer current.mu.Unlock()
-	for _, e := range current.flight {
-		current.keep(e)
-	}
-	for _, e := range current.waiting.all() {
-		current.keep(e)
-	}
-	for id := range current.received {
-		s.records.putReceived(current.id, id)
 	}
 }
 
 // leave ends the connection's part in its session.
 func (s *server) leave(c *conn) {
 	var wills []*will
-	var orphans []*entry
 	end := s.store.begin()
 	s.mu.Lock()
 	delete(s.conns, c)
 	if c.session != nil {
 		s.clients--
 		if c.session.detach(c) {
-			wills, orphans = s.absent(c)
+			wills = s.absent(c)
 		}
 	}
 	s.mu.Unlock()
 	end()
 	s.publishWills(wills)
-	s.adopt(orphans)
 }
 
 // absent handles a session that has lost its connection. server.mu is locked.
-func (s *server) absent(c *conn) (wills []*will, orphans []*entry) {
+func (s *server) absent(c *conn) (wills []*will) {
 	current, w := c.session, c.takeWill()
 	if s.closing { // not the client's fault; its will is published after the next start, unless it comes back
 		if current.persistent() {
 			s.records.putSession(current)
 		}
-		return nil, nil
+		return nil
 	}
 	switch {
 	case w == nil:
@@ -334,12 +322,12 @@ func (s *server) absent(c *conn) (wills []*will, orphans []*entry) {
 		wills = append(wills, w)
 	}
 	if !current.persistent() {
-		_, orphans = s.endSession(current)
-		return wills, orphans
+		s.endSession(current)
+		return wills
 	}
 	s.records.putSession(current)
 	s.expireSession(current, current.expiry)
-	return wills, nil
+	return wills
 }
 
 // expireSession ends an absent client's session after a time. server.mu is locked.
@@ -347,69 +335,38 @@ func (s *server) expireSession(current *session, after time.Duration) {
 	var timer *time.Timer
 	timer = time.AfterFunc(after, func() {
 		var wills []*will
-		var orphans []*entry
 		end := s.store.begin()
 		s.mu.Lock()
 		if current.timer == timer && !s.closing {
 			if w := s.pullWill(current.id); w != nil {
 				wills = append(wills, w)
 			}
-			_, orphans = s.endSession(current)
+			s.endSession(current)
 		}
 		s.mu.Unlock()
 		end()
 		s.publishWills(wills)
-		s.adopt(orphans)
 	})
 	current.timer = timer
 }
 
-// endSession removes a session. It returns its connection, if there is one, and the messages that other members of a
-// shared subscription get instead (MQTT 5.0 §4.8.2): a message with QoS 2 that the client may have goes to nobody else.
-// server.mu is locked.
-func (s *server) endSession(ended *session) (previous *conn, orphans []*entry) {
+// endSession removes a session, and gives its messages to other members of their shared subscriptions (MQTT 5.0 §4.8.2): a
+// message with QoS 2 that the client may have goes to nobody else. It returns the session's connection, if there is one.
+// server.mu is locked, and the caller is in a group of the store's changes.
+func (s *server) endSession(ended *session) (previous *conn) {
 	for filter := range ended.subs {
 		s.unsubscribe(ended, filter)
 		s.records.deleteSubscription(ended.id, filter)
 	}
-	ended.mu.Lock()
-	defer ended.mu.Unlock()
-	forget := func(e *entry, mayHave bool) {
-		if e.share != nil && (!mayHave || e.qos == 1) {
-			orphans = append(orphans, e)
-		}
-		ended.drop(e)
-	}
-	for _, e := range ended.flight {
-		forget(e, true)
-	}
-	for ended.waiting.len() > 0 {
-		forget(ended.waiting.pop(), false)
-	}
-	for id := range ended.received {
-		s.records.deleteReceived(ended.id, id)
-	}
-	ended.received = nil
 	s.records.deleteSession(ended.id)
 	if s.sessions[ended.id] == ended {
 		delete(s.sessions, ended.id)
 	}
-	previous, ended.conn = ended.conn, nil
-	return previous, orphans
-}
-
-// adopt gives the messages of an ended session to other members of its shared subscriptions.
-func (s *server) adopt(orphans []*entry) {
-	if len(orphans) == 0 {
-		return
-	}
-	end := s.store.begin()
-	defer end()
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	previous, orphans := ended.clear()
 	for _, e := range orphans {
 		e.share.publish(e.message)
 	}
+	return previous
 }
 
 // drop counts a message that a session had no room for.

@@ -24,7 +24,9 @@ type session struct {
 	id     string
 	user   string
 
-	subs map[string]*subscription // by filter; guarded by server.mu
+	// subs holds the subscriptions by filter, and levels the number of their levels; guarded by server.mu.
+	subs   map[string]*subscription
+	levels int
 	// timer ends the session of an absent client; guarded by server.mu.
 	timer *time.Timer
 
@@ -44,6 +46,7 @@ type session struct {
 	lastID   uint16
 	bytes    int64               // of waiting0, waiting and flight, without retained messages at SUBSCRIBE
 	counted  int                 // entries of waiting and flight that count for the limit
+	counted0 int                 // deliveries of waiting0 that do
 	received map[uint16]struct{} // messages with QoS 2 from the client that it has not released
 }
 
@@ -55,11 +58,12 @@ type entry struct {
 	dup      bool   // it was sent before
 	released bool   // the client has the message: PUBREL comes next
 	onWire   bool   // it takes a place in the window of this connection
-	free     bool   // it does not count for the limits
 	kept     bool   // it is in the store
 	batch    uint64 // the store's batch that must be on the disk before it is sent
 	share    *group
 }
+
+func inOrder(a, b *entry) int { return cmp.Compare(a.order, b.order) }
 
 func (b *server) newSession(id, user string) *session {
 	return &session{server: b, id: id, user: user}
@@ -67,6 +71,13 @@ func (b *server) newSession(id, user string) *session {
 
 // persistent reports whether the session outlives its connection, and so belongs into the store.
 func (s *session) persistent() bool { return s.expiry > 0 }
+
+// outlives is persistent for callers that do not hold the session's lock.
+func (s *session) outlives() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.persistent()
+}
 
 // online reports whether the client is connected.
 func (s *session) online() bool {
@@ -76,20 +87,24 @@ func (s *session) online() bool {
 }
 
 // enqueue adds a delivery. It returns false if the session does not take it: the queue is full, or QoS is 0 and the client
-// is absent. The deliveries of retained messages at SUBSCRIBE are free, because the messages are in memory anyway: they
-// have no limit. Its caller holds server.mu and is in a group of the store's changes.
+// is absent. The deliveries of retained messages at SUBSCRIBE are free, because the messages are in memory anyway: only
+// sendRetained limits them. Its caller holds server.mu and is in a group of the store's changes.
 func (s *session) enqueue(d delivery, share *group, free bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := d.size()
+	d.free = free
 	if d.qos == 0 {
 		if s.conn == nil {
 			return false
 		}
-		if !free && (s.waiting0.len() >= s.server.cfg.MaxQueued || s.bytes+size > s.server.cfg.MaxQueuedBytes) {
+		if !free && (s.counted0 >= s.server.cfg.MaxQueued || s.bytes+size > s.server.cfg.MaxQueuedBytes) {
 			return false
 		}
-		s.bytes += size
+		if !free {
+			s.counted0++
+			s.bytes += size
+		}
 		s.waiting0.push(d)
 		s.conn.kick()
 		return true
@@ -98,7 +113,7 @@ func (s *session) enqueue(d delivery, share *group, free bool) bool {
 		return false
 	}
 	s.order++
-	e := &entry{delivery: d, order: s.order, share: share, free: free}
+	e := &entry{delivery: d, order: s.order, share: share}
 	if !free {
 		s.counted++
 		s.bytes += size
@@ -166,7 +181,7 @@ func (s *session) attach(c *conn) (previous *conn) {
 	previous = s.conn
 	s.lost()
 	s.conn, s.window, s.expiry = c, c.window, c.expires
-	s.again = fifo[*entry]{items: slices.SortedFunc(maps.Values(s.flight), func(a, b *entry) int { return cmp.Compare(a.order, b.order) })}
+	s.again = fifo[*entry]{items: slices.SortedFunc(maps.Values(s.flight), inOrder)}
 	return previous
 }
 
@@ -182,12 +197,36 @@ func (s *session) detach(c *conn) bool {
 	return true
 }
 
+// clear forgets everything, because the session has ended. It returns the connection, and what others may get instead.
+func (s *session) clear() (previous *conn, orphans []*entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	forget := func(e *entry, mayHave bool) {
+		if e.share != nil && (!mayHave || e.qos == 1) {
+			orphans = append(orphans, e)
+		}
+		s.drop(e)
+	}
+	for _, e := range s.flight {
+		forget(e, true)
+	}
+	for s.waiting.len() > 0 {
+		forget(s.waiting.pop(), false)
+	}
+	for id := range s.received {
+		s.server.records.deleteReceived(s.id, id)
+	}
+	s.received = nil
+	previous, s.conn = s.conn, nil
+	slices.SortFunc(orphans, inOrder)
+	return previous, orphans
+}
+
 // lost forgets what belonged to the connection that has ended.
 func (s *session) lost() {
 	s.conn = nil
 	for s.waiting0.len() > 0 {
-		d := s.waiting0.pop()
-		s.bytes -= d.size()
+		s.pop0()
 	}
 	s.again = fifo[*entry]{}
 	if s.waiting.len() > 0 {
@@ -250,9 +289,17 @@ func (s *session) collect(c *conn, to []byte, limit int) (out []byte, batch uint
 	return to, 0
 }
 
-func (s *session) send0(c *conn, to []byte, now time.Time) []byte {
+func (s *session) pop0() delivery {
 	d := s.waiting0.pop()
-	s.bytes -= d.size()
+	if !d.free {
+		s.counted0--
+		s.bytes -= d.size()
+	}
+	return d
+}
+
+func (s *session) send0(c *conn, to []byte, now time.Time) []byte {
+	d := s.pop0()
 	if d.expired(now) {
 		return to
 	}
@@ -287,6 +334,22 @@ func (s *session) fly(e *entry) {
 	s.flight[e.id] = e
 }
 
+// recoverFlight takes the messages for sent that came before one that was, while loading: with QoS 1, a message is not
+// stored again with its identifier when it is sent.
+func (s *session) recoverFlight() {
+	var last uint64
+	for _, e := range s.flight {
+		last = max(last, e.order)
+	}
+	for s.waiting.len() > 0 && (*s.waiting.first()).order < last && len(s.flight) < maxInFlight {
+		e := s.waiting.pop()
+		s.identify(e)
+		e.dup = true
+		s.fly(e)
+		s.server.records.putEntry(s.id, e)
+	}
+}
+
 // sendAgain sends an entry of flight on a new connection, as far as it had come (MQTT 5.0 §4.4). A message that the client
 // may already have is sent even if it has expired meanwhile.
 func (s *session) sendAgain(c *conn, to []byte, e *entry, now time.Time) []byte {
@@ -309,6 +372,32 @@ func (s *session) queued() (messages int, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiting.len() + len(s.flight), s.bytes
+}
+
+// backlog returns the number of messages that the session holds, also with QoS 0.
+func (s *session) backlog() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting0.len() + s.waiting.len() + len(s.flight)
+}
+
+// removeExpired removes the messages that have expired before they were sent (MQTT 5.0 §3.3.2.3.3).
+func (s *session) removeExpired(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	expired := func(e *entry) bool { return e.id == 0 && e.expired(now) }
+	if !slices.ContainsFunc(s.waiting.all(), expired) {
+		return
+	}
+	var rest fifo[*entry]
+	for _, e := range s.waiting.all() {
+		if expired(e) {
+			s.drop(e)
+		} else {
+			rest.push(e)
+		}
+	}
+	s.waiting = rest
 }
 
 // setExpiry changes how long the session outlives the connection.
@@ -355,11 +444,12 @@ func (s *session) receive(c *conn, id uint16) bool {
 	return true
 }
 
-// released forgets a message with QoS 2 from the client, and reports whether there was one.
-func (s *session) released(id uint16) bool {
+// released forgets a message with QoS 2 from the client, and reports whether there was one. A connection that has lost the
+// session changes nothing: the client may use the identifier for another message by now.
+func (s *session) released(c *conn, id uint16) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.received[id]; !ok {
+	if _, ok := s.received[id]; !ok || s.conn != c {
 		return false
 	}
 	delete(s.received, id)

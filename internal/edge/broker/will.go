@@ -63,11 +63,14 @@ func (s *server) publishWills(wills []*will) {
 	}
 }
 
-// delayWill publishes a will after its delay, unless cancelWill is called before. server.mu is locked.
+// delayWill publishes a will after its delay, unless pullWill is called before. A deferred will stays so on the disk: if the
+// broker is stopped once more, the client again has the whole time to come back. server.mu is locked.
 func (s *server) delayWill(w *will, delay time.Duration) {
-	w.due = time.Now().Add(delay)
 	s.wills[w.client] = w
-	s.records.putWill(w)
+	if !w.deferred {
+		w.due = time.Now().Add(delay)
+		s.records.putWill(w)
+	}
 	w.timer = time.AfterFunc(delay, func() {
 		s.mu.Lock()
 		current := s.wills[w.client] == w && !s.closing
