@@ -155,19 +155,6 @@ func TestUpdatesAfterRetained(t *testing.T) {
 	require.Zero(t, s.stats().Dropped)
 }
 
-// TestMaximumPacketSizeOfAnswers: not only a PUBLISH, but no packet exceeds the client's Maximum Packet Size
-// (MQTT-3.1.2-24).
-func TestMaximumPacketSizeOfAnswers(t *testing.T) {
-	t.Parallel()
-	s := embedded(t, broker.Config{})
-	r := dialRaw(t, s.address)
-	r.send(packet(0x10, slices.Concat(str("MQTT"), []byte{5, 2, 0, 60, 5, 0x27, 0, 0, 0, 30}, str("small"))))
-	require.Equal(t, byte(0x20), r.read(t)[0])
-	r.send(packet(0x82, append([]byte{0, 1, 0}, bytes.Repeat(append(str("a"), 1), 40)...)))
-	r.send([]byte{0xc0, 0})
-	require.Equal(t, []byte{0xd0, 0}, r.read(t))
-}
-
 // TestSessionsAreBounded: a client with ever new identifiers does not fill the disk with sessions. Clients without a
 // persistent session, and those that have one, are served.
 func TestSessionsAreBounded(t *testing.T) {
