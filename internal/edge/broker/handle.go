@@ -167,6 +167,8 @@ func (c *conn) accept(p *packet.Connect) error {
 		return c.refuse(packet.BadUserOrPassword, "the user or password is wrong")
 	case len(c.id) > maxClientID:
 		return c.refuse(packet.ClientIDNotValid, "the client identifier is too long")
+	case p.Will != nil && p.Will.Retain && !keepable(p.Will.Topic):
+		return c.refuse(packet.TopicNameInvalid, "the will's topic is too long to be retained")
 	case c.id == "" && (p.Level == 3 || p.Level == 4 && !p.CleanStart):
 		return c.refuse(packet.ClientIDNotValid, "there is no client identifier")
 	}
