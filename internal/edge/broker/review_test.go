@@ -66,7 +66,7 @@ func TestTakeOverOfTransientSession(t *testing.T) {
 }
 
 // TestKilledKeepsOrder: after a kill, messages with QoS 1 that were not acknowledged come in the order in which they came
-// before, so that the last one stays the last (MQTT-4.6.0-1, MQTT 5.0 §4.6).
+// before, so that the last one stays the last (MQTT 5.0 §4.6).
 func TestKilledKeepsOrder(t *testing.T) {
 	t.Parallel()
 	s := process(t)

@@ -374,11 +374,11 @@ func (s *session) queued() (messages int, bytes int64) {
 	return s.waiting.len() + len(s.flight), s.bytes
 }
 
-// backlog returns the number of messages that the session holds, also with QoS 0.
+// backlog returns the number of messages that do not count for the limits of the queue.
 func (s *session) backlog() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.waiting0.len() + s.waiting.len() + len(s.flight)
+	return s.waiting0.len() + s.waiting.len() + len(s.flight) - s.counted - s.counted0
 }
 
 // removeExpired removes the messages that have expired before they were sent (MQTT 5.0 §3.3.2.3.3).
