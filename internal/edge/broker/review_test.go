@@ -180,3 +180,33 @@ func TestSessionsAreBounded(t *testing.T) {
 	_, kept := session(t, s, "client7")
 	require.True(t, kept)
 }
+
+// TestSharedMessagesOutliveStop: what a transient member of a shared subscription has not acknowledged when the broker
+// stops goes to a persistent member.
+func TestSharedMessagesOutliveStop(t *testing.T) {
+	t.Parallel()
+	s := embedded(t, broker.Config{})
+	away, _ := session(t, s, "away")
+	subscribe(t, away, 1, "$share/g/t", 1)
+	away.conn.Close()
+	require.Eventually(t, func() bool { return s.stats().Clients == 0 }, patience, time.Millisecond)
+	member := dialRaw(t, s.address)
+	member.send(connectPacket(4, 2, "transient"))
+	member.read(t)
+	subscribe(t, member, 1, "$share/g/t", 1)
+	pub := dialRaw(t, s.address)
+	pub.send(connectPacket(4, 2, "pub"))
+	pub.read(t)
+	for i := range 3 {
+		pub.send(packet(0x32, slices.Concat(str("t"), []byte{0, 1, byte('1' + i)})))
+		pub.read(t)
+		member.read(t)
+	}
+	s.stop(t)
+	s.start(t)
+	away, _ = session(t, s, "away")
+	for i := range 3 {
+		got := away.read(t)
+		require.Equal(t, byte('1'+i), got[len(got)-1])
+	}
+}

@@ -311,6 +311,8 @@ func (s *server) absent(c *conn) (wills []*will) {
 	if s.closing { // not the client's fault; its will is published after the next start, unless it comes back
 		if current.persistent() {
 			s.records.putSession(current)
+		} else {
+			s.endSession(current)
 		}
 		return nil
 	}
