@@ -16,7 +16,8 @@
 //	QoS 2   in addition, a message for a persistent session is on the disk before it is sent, and so is each further step,
 //	        so that the message arrives once
 //
-// Sessions, subscriptions and wills are on the disk before they are acknowledged.
+// Sessions, subscriptions and wills are on the disk before they are acknowledged. If the disk fails, the broker goes on
+// with its memory and tries again (ADR 28).
 //
 // The package knows neither the topics of the edge protocol nor modules. Even the node's own manager uses the broker
 // over the network, like any other client.

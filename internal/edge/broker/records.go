@@ -311,8 +311,8 @@ func (l *loader) session(client string, r sessionRecord) bool {
 	}
 	one := l.newSession(client, r.User)
 	one.expiry, one.ended = min(r.Expiry, l.cfg.SessionExpiry), r.Ended // the limit may be lower now
-	one.wasOnline = one.ended.IsZero()           // the broker was killed
-	if one.wasOnline || one.ended.After(l.now) { // or the clock was set back
+	one.wasOnline = one.ended.IsZero()                                  // the broker was killed
+	if one.wasOnline || one.ended.After(l.now) {                        // or the clock was set back
 		one.ended = l.now
 		l.records.putSession(one)
 	}
