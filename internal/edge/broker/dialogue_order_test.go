@@ -62,6 +62,25 @@ func TestDialogueOrder(t *testing.T) {
 				require.Equal(t, fmt.Sprint(i), sub.receive().payload)
 			}
 		})},
+		// MQTT-4.9.0-3 of 5.0: PUBREL does not wait for room in Receive Maximum.
+		{name: "PUBREL on a new connection does not wait", run: func(t *testing.T, s *server) {
+			pub, _ := login(t, s, 5, hello{id: "pub"})
+			sub, _ := login(t, s, 5, keeping("sub", property(receiveMaximum, 2)))
+			sub.join(2, "t")
+			pub.publish(message{topic: "t", payload: "first", qos: 2})
+			pub.publish(message{topic: "t", payload: "second", qos: 2})
+			first, second := sub.want(typePublish), sub.want(typePublish)
+			sub.ack(typePubrec, second.id)
+			assert.Equal(t, second.id, sub.want(typePubrel).id)
+			sub.cut()
+			sub, _ = login(t, s, 5, keeping("sub", property(receiveMaximum, 1)))
+			ids := map[byte]uint16{}
+			for range 2 {
+				f := sub.next()
+				ids[f.kind] = f.id
+			}
+			assert.Equal(t, map[byte]uint16{typePublish: first.id, typePubrel: second.id}, ids)
+		}},
 		// MQTT-3.1.2-24 and, of the properties of each packet, 3.2.2-19 and its siblings: no answer exceeds Maximum Packet Size.
 		{name: "answers keep to Maximum Packet Size", wrong: "a SUBACK that is too large is sent", run: func(t *testing.T, s *server) {
 			dialLink(t, s, 5).tooSmall(hello{id: "tiny", props: [][]byte{property(maximumPacketSize, 6)}})

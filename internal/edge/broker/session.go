@@ -182,6 +182,16 @@ func (s *session) attach(c *conn) (previous *conn) {
 	s.lost()
 	s.conn, s.window, s.expiry = c, c.window, c.expires
 	s.again = fifo[*entry]{items: slices.SortedFunc(maps.Values(s.flight), inOrder)}
+	// PUBREL first: it must not wait for room in the window, as a PUBLISH may have to (MQTT 5.0 §4.9).
+	slices.SortStableFunc(s.again.items, func(a, b *entry) int {
+		switch {
+		case a.released == b.released:
+			return 0
+		case a.released:
+			return -1
+		}
+		return 1
+	})
 	return previous
 }
 
