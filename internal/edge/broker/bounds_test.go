@@ -48,7 +48,7 @@ func TestNamesThatCannotBeStored(t *testing.T) {
 // over, which asks for no new session (MQTT-3.1.2-6 of MQTT 3.1.1, MQTT 5.0 §3.1.2.11.2).
 func TestTakeOverOfTransientSession(t *testing.T) {
 	for name, start := range map[string]func(t testing.TB) *server{
-		"embedded": func(t testing.TB) *server { return embedded(t, broker.Config{}) }, "mosquitto": mosquitto,
+		"embedded": func(t testing.TB) *server { return embedded(t, broker.Config{}) }, "mosquitto": mosquittoServer,
 	} {
 		for _, level := range []byte{4, 5} {
 			t.Run(fmt.Sprint(name, level), func(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 func TestBothBrokers(t *testing.T) {
 	for name, start := range map[string]func(t testing.TB) *server{
 		"embedded":  func(t testing.TB) *server { return embedded(t, broker.Config{}) },
-		"mosquitto": mosquitto,
+		"mosquitto": mosquittoServer,
 	} {
 		for _, protocol := range []int{5, 4} {
 			for _, check := range []struct {

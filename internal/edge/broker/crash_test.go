@@ -18,6 +18,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/test/mosquitto"
 	"github.com/tripod-run/tripod/test/races"
 )
 
@@ -48,7 +49,7 @@ func TestMain(m *testing.M) {
 func process(t testing.TB) *server { return processWith(t, broker.Config{}) }
 
 func processWith(t testing.TB, cfg broker.Config) *server {
-	s := &server{address: freeAddress(t)}
+	s := &server{address: mosquitto.FreeAddress(t)}
 	cfg.Address, cfg.Path = s.address, filepath.Join(t.TempDir(), "broker.db")
 	text, err := json.Marshal(cfg)
 	require.NoError(t, err)

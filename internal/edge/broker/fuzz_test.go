@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"log/slog"
@@ -102,7 +103,7 @@ func FuzzSession(f *testing.F) {
 	require.NoError(f, err)
 	f.Cleanup(func() { require.NoError(f, b.Close(context.Background())) })
 	s := b.(*server)
-	topic := randomID()
+	topic := rand.Text()
 	bystander, _ := attach(f, s)
 	f.Cleanup(func() { bystander.Close() })
 	_, err = bystander.Write(encode(4, &packet.Connect{Level: 4, ClientID: topic, CleanStart: true}, &packet.Subscribe{ID: 1, Filters: []packet.Subscription{{Filter: topic}}}))

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"crypto/rand"
 	"errors"
 	"slices"
 	"strings"
@@ -174,7 +175,7 @@ func (c *conn) accept(p *packet.Connect) error {
 	}
 	answer := &packet.Properties{}
 	if c.id == "" {
-		c.id = "auto-" + randomID()
+		c.id = "auto-" + rand.Text()
 		answer.SetText(packet.AssignedClientID, c.id)
 	}
 	c.window = int(p.Properties.NumberOr(packet.ReceiveMaximum, 65_535))

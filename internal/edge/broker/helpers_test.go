@@ -4,10 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +16,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/test/mosquitto"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -43,29 +40,15 @@ type server struct {
 
 func (s *server) url() string { return "mqtt://" + s.address }
 
-// freeAddress returns an address with a free port below the kernel's ephemeral ports, so that a restarted broker can
-// use it again.
-func freeAddress(t testing.TB) string {
-	for range 1000 {
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
-		if err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-	}
-	require.Fail(t, "no free port")
-	return ""
-}
-
 func embedded(t testing.TB, cfg broker.Config) *server {
-	s := &server{address: freeAddress(t)}
+	s := &server{address: mosquitto.FreeAddress(t)}
 	cfg.Address = s.address
 	if cfg.Path == "" {
 		cfg.Path = filepath.Join(t.TempDir(), "broker.db")
 	}
 	var b broker.Broker
 	s.start = func(t testing.TB) {
-		// A program that another test starts holds the socket of freeAddress until its execve.
+		// A program that another test starts holds the socket of FreeAddress until its execve.
 		until.NoError(t, patience, func() (err error) {
 			if b, err = broker.New(cfg); err != nil && !errors.Is(err, unix.EADDRINUSE) {
 				require.NoError(t, err)
@@ -85,41 +68,14 @@ func embedded(t testing.TB, cfg broker.Config) *server {
 	return s
 }
 
-// mosquitto starts Debian's mosquitto with its own configuration.
-func mosquitto(t testing.TB) *server {
-	program, err := exec.LookPath("mosquitto")
-	if err != nil {
-		program = "/usr/sbin/mosquitto" // not in every user's PATH
-	}
-	s := &server{address: freeAddress(t)}
-	dir := t.TempDir()
-	_, port, _ := net.SplitHostPort(s.address)
-	conf := filepath.Join(dir, "mosquitto.conf")
-	require.NoError(t, os.WriteFile(conf, []byte(fmt.Sprintf("listener %s 127.0.0.1\nallow_anonymous true\npersistence true\npersistence_location %s/\nuser root\nlog_type error\n", port, dir)), 0o600))
-	var cmd *exec.Cmd
+// mosquittoServer starts mosquitto.
+func mosquittoServer(t testing.TB) *server {
+	m := mosquitto.New(t, "")
+	s := &server{address: m.Address, stop: m.Stop, pid: m.PID()}
 	s.start = func(t testing.TB) {
-		cmd = exec.Command(program, "-c", conf)
-		cmd.Stderr = os.Stderr
-		require.NoError(t, cmd.Start(), "Debian's packages mosquitto and mosquitto-clients are needed")
-		s.pid = cmd.Process.Pid
-		require.Eventually(t, func() bool {
-			c, err := net.Dial("tcp", s.address)
-			if err == nil {
-				c.Close()
-			}
-			return err == nil
-		}, patience, 20*time.Millisecond)
+		m.Start(t)
+		s.pid = m.PID()
 	}
-	s.stop = func(t testing.TB) {
-		if cmd == nil {
-			return
-		}
-		require.NoError(t, cmd.Process.Signal(os.Interrupt)) // on SIGINT it stores its sessions
-		_ = cmd.Wait()
-		cmd = nil
-	}
-	s.start(t)
-	t.Cleanup(func() { s.stop(t) })
 	return s
 }
 

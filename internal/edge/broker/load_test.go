@@ -17,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	codec "github.com/tripod-run/tripod/internal/edge/packet"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // peers are the embedded broker in a process of its own, and mosquitto.
@@ -24,12 +25,12 @@ var peers = []struct {
 	name  string
 	start func(t testing.TB) *server
 }{
-	{"ours", func(t testing.TB) *server { return processWith(t, broker.Config{MaxClients: 2 * idleClients}) }}, {"mosquitto", mosquitto},
+	{"ours", func(t testing.TB) *server { return processWith(t, broker.Config{MaxClients: 2 * idleClients}) }}, {"mosquitto", mosquittoServer},
 }
 
 const (
 	loadPayload = 64
-	// loadWindow is the number of messages that a publisher sends ahead of its subscriber, or of the broker's
+	// loadWindow0 and loadWindow1 are the numbers of messages that a publisher sends ahead of its subscriber, or of the broker's
 	// acknowledgements with QoS 1. mosquitto allows 20 with QoS 1.
 	loadWindow0, loadWindow1 = 1000, 20
 )
@@ -163,15 +164,6 @@ func cpuTime(t testing.TB, pid int) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond // USER_HZ is 100 on every architecture of Linux
 }
 
-// resident returns the memory of a process that is in RAM, in bytes.
-func resident(t testing.TB, pid int) int64 {
-	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	require.NoError(t, err)
-	n, err := strconv.ParseInt(strings.Fields(string(statm))[1], 10, 64)
-	require.NoError(t, err)
-	return n * int64(os.Getpagesize())
-}
-
 // reportPeers reports a figure of the embedded broker and of mosquitto, and the first divided by the second.
 func reportPeers(b *testing.B, unit string, ours, mosquitto float64) {
 	b.ReportMetric(ours, "ours-"+unit)
@@ -225,6 +217,20 @@ func BenchmarkBroker(b *testing.B) {
 	}
 }
 
+// settled returns the memory once it has not changed for a while: until then, the broker may not take its clients for idle.
+func settled(t testing.TB, pid int) (bytes int64) {
+	same := 0
+	until.Holds(t, "the memory does not change", func() bool {
+		if now := memoryOf(t, pid, "VmRSS"); now == bytes {
+			same++
+		} else {
+			bytes, same = now, 0
+		}
+		return same == 20
+	})
+	return bytes
+}
+
 // idleClients is the number of clients whose memory BenchmarkBrokerMemory measures.
 const idleClients = 4000
 
@@ -245,12 +251,11 @@ func BenchmarkBrokerMemory(b *testing.B) {
 			var each [2]float64
 			for i, peer := range peers {
 				s := peer.start(b)
-				before := resident(b, s.pid)
+				before := memoryOf(b, s.pid, "VmRSS")
 				for n := range idleClients {
 					begin(loadConnect(b, s, fmt.Sprintf("idle-%05d", n), name == "session"))
 				}
-				time.Sleep(4 * time.Second) // until the broker takes them for idle
-				each[i] = float64(resident(b, s.pid)-before) / idleClients
+				each[i] = float64(settled(b, s.pid)-before) / idleClients
 			}
 			reportPeers(b, "B", each[0], each[1])
 		})
@@ -282,7 +287,7 @@ func BenchmarkBrokerStart(b *testing.B) {
 			loadConnect(b, s, "started", false).Close()
 			took[i] += time.Since(began).Seconds()
 		}
-		each[i] = float64(resident(b, s.pid)) / count
+		each[i] = float64(memoryOf(b, s.pid, "VmRSS")) / count
 	}
 	for i, peer := range peers {
 		b.ReportMetric(each[i], peer.name+"-B/message")

@@ -79,7 +79,7 @@ func TestPublicPeer(t *testing.T) {
 		"users": func(t testing.TB) *server {
 			return embedded(t, broker.Config{Users: []broker.User{{Name: "cli", Realms: []string{"realm", "app"}}}})
 		},
-		"mosquitto": mosquitto,
+		"mosquitto": mosquittoServer,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

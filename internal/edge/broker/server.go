@@ -2,9 +2,7 @@ package broker
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -190,12 +188,6 @@ func (s *server) begin(n net.Conn) {
 	if closing {
 		n.Close()
 	}
-}
-
-func randomID() string {
-	var id [8]byte
-	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
-	return hex.EncodeToString(id[:])
 }
 
 // enter gives the connection its session, which it begins or takes over. It reports whether there was one, or why the

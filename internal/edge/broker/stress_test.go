@@ -92,16 +92,16 @@ func echo(conn net.Conn, id uint16) error {
 	return nil
 }
 
-// megabytes returns a figure of a process from /proc, such as VmRSS, or VmHWM, which is its highest value.
-func megabytes(t testing.TB, pid int, name string) int {
+// memoryOf returns a figure of a process from /proc in bytes, such as VmRSS, or VmHWM, which is its highest value.
+func memoryOf(t testing.TB, pid int, name string) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	require.NoError(t, err)
 	for line := range strings.Lines(string(status)) {
 		if value, ok := strings.CutPrefix(line, name+":"); ok {
-			n, err := strconv.Atoi(strings.Fields(value)[0])
+			n, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
 			require.NoError(t, err)
-			return n >> 10
+			return n << 10
 		}
 	}
 	require.Fail(t, "no "+name)
@@ -112,10 +112,10 @@ func megabytes(t testing.TB, pid int, name string) int {
 // above what it is now.
 func memory(t testing.TB, s *server) (grewAtMost func(mb int)) {
 	t.Helper()
-	before := megabytes(t, s.pid, "VmRSS")
+	before := int(memoryOf(t, s.pid, "VmRSS") >> 20)
 	return func(mb int) {
 		t.Helper()
-		peak := megabytes(t, s.pid, "VmHWM")
+		peak := int(memoryOf(t, s.pid, "VmHWM") >> 20)
 		t.Logf("the broker has grown from %d to at most %d MB", before, peak)
 		assert.Less(t, peak-before, mb*overhead, "growth in MB")
 	}

@@ -19,11 +19,12 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/tlsfile"
+	"github.com/tripod-run/tripod/test/mosquitto"
 )
 
 // webServer starts a broker with a WebSocket address and returns its URL.
 func webServer(t testing.TB, cfg broker.Config) (*server, string) {
-	cfg.WebSocketAddress = freeAddress(t)
+	cfg.WebSocketAddress = mosquitto.FreeAddress(t)
 	return embedded(t, cfg), "ws://" + cfg.WebSocketAddress
 }
 
@@ -110,7 +111,7 @@ func TestWebSocketPing(t *testing.T) {
 	r.read(t)
 	require.NoError(t, c.WriteControl(websocket.PingMessage, []byte("first"), time.Now().Add(patience)))
 	go func() {
-		for err := error(nil); err == nil; time.Sleep(100 * time.Millisecond) {
+		for err := error(nil); err == nil; time.Sleep(100 * time.Millisecond) { // pacing: the pings of WebSocket are no packets
 			err = c.WriteControl(websocket.PingMessage, nil, time.Now().Add(patience))
 		}
 	}()

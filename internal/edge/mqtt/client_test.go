@@ -3,8 +3,6 @@ package mqtt_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/test/mosquitto"
 )
 
 func serve(t *testing.T, address string) (broker.Broker, string) {
@@ -24,23 +23,9 @@ func serve(t *testing.T, address string) (broker.Broker, string) {
 	return b, b.URL()
 }
 
-// freeAddress returns an address with a free port below the kernel's ephemeral ports, so that a restarted broker can
-// use it again.
-func freeAddress(t testing.TB) string {
-	for range 1000 {
-		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
-		if err == nil {
-			defer l.Close()
-			return l.Addr().String()
-		}
-	}
-	require.Fail(t, "no free port")
-	return ""
-}
-
 // TestAwayAtStart: a client can be made, used and closed without a broker, and connects once there is one.
 func TestAwayAtStart(t *testing.T) {
-	address := freeAddress(t)
+	address := mosquitto.FreeAddress(t)
 	got, connected := make(chan mqtt.Message, 10), make(chan bool, 10)
 	cfg := mqtt.Config{URL: "mqtt://" + address, Handler: func(m mqtt.Message) { got <- m }, OnConnect: func(_ context.Context, resumed bool) { connected <- resumed }}
 	c := start(t, cfg)
@@ -114,7 +99,7 @@ func TestSlowHandler(t *testing.T) {
 // TestReconnect: many subscriptions are renewed, except those removed meanwhile; OnConnect is called for each
 // connection, one at a time, with a context that ends with the connection.
 func TestReconnect(t *testing.T) {
-	b, url := serve(t, freeAddress(t))
+	b, url := serve(t, mosquitto.FreeAddress(t))
 	ctx := patient(t)
 	got := make(chan string, 1000)
 	ended := make(chan struct{}, 10)

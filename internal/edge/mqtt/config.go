@@ -5,16 +5,16 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
@@ -91,34 +91,17 @@ func (t TLS) config(host string) (*tls.Config, error) {
 
 // checkTopic checks the topic and the QoS of a message (MQTT 5.0 §3.3.2.1, §4.7).
 func checkTopic(topic string, qos byte) error {
-	switch {
-	case topic == "":
-		return fmt.Errorf("a message needs a topic: %w", errdefs.ErrInvalidArgument)
-	case strings.ContainsAny(topic, "+#"):
-		return fmt.Errorf("topic %q has a wildcard, which only subscriptions can have: %w", topic, errdefs.ErrInvalidArgument)
-	case qos > 2:
-		return fmt.Errorf("topic %q: QoS %d is not 0, 1 or 2: %w", topic, qos, errdefs.ErrInvalidArgument)
-	}
-	return checkString(topic)
+	return errors.Join(channel.ValidTopic(topic), checkQoS(qos))
 }
 
 // checkFilter checks the filter and the QoS of a subscription (MQTT 5.0 §4.7.1).
 func checkFilter(filter string, qos byte) error {
-	if filter == "" || qos > 2 {
-		return fmt.Errorf("filter %q, QoS %d: the filter is empty, or the QoS is not 0, 1 or 2: %w", filter, qos, errdefs.ErrInvalidArgument)
-	}
-	levels := strings.Split(filter, "/")
-	for i, level := range levels {
-		if hash := strings.Contains(level, "#"); (hash || strings.Contains(level, "+")) && len(level) > 1 || hash && i < len(levels)-1 {
-			return fmt.Errorf("filter %q: + must be a whole level, and # the last one: %w", filter, errdefs.ErrInvalidArgument)
-		}
-	}
-	return checkString(filter)
+	return errors.Join(channel.ValidFilter(filter), checkQoS(qos))
 }
 
-func checkString(s string) error {
-	if len(s) > 65_535 || !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
-		return fmt.Errorf("topic of %d bytes: it must be UTF-8 without NUL and have at most 65535 bytes: %w", len(s), errdefs.ErrInvalidArgument)
+func checkQoS(qos byte) error {
+	if qos > 2 {
+		return fmt.Errorf("QoS %d is not 0, 1 or 2: %w", qos, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

@@ -1,11 +1,20 @@
 package packet
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"slices"
+)
 
 // Append appends a packet as the given level encodes it.
 func Append(to []byte, p Packet, level byte) []byte {
-	body := p.appendBody(nil, level)
-	return append(AppendLength(append(to, p.first()), len(body)), body...)
+	start := len(to)
+	to = p.appendBody(append(to, p.first(), 0), level)
+	n := len(to) - start - 2
+	if n < 0x80 {
+		to[start+1] = byte(n)
+		return to
+	}
+	return slices.Replace(to, start+1, start+2, AppendLength(nil, n)...)
 }
 
 // AppendLength appends a Variable Byte Integer (MQTT 5.0 §1.5.5), which is at most MaxLength.

@@ -2,36 +2,23 @@ package packet
 
 import (
 	"strings"
-	"unicode/utf8"
+
+	"github.com/tripod-run/tripod/internal/channel"
 )
 
 // SharePrefix begins the filters of shared subscriptions (MQTT 5.0 §4.8.2).
 const SharePrefix = "$share/"
 
-const maxText = 65_535 // bytes in a string (MQTT 5.0 §1.5.4)
-
 // ValidTopic reports whether a topic name is one that a message can have (MQTT 5.0 §4.7).
-func ValidTopic(topic string) bool {
-	return topic != "" && len(topic) <= maxText && !strings.ContainsAny(topic, "+#\x00") && utf8.ValidString(topic)
-}
+func ValidTopic(topic string) bool { return channel.ValidTopic(topic) == nil }
 
 // ValidFilter reports whether a topic filter is valid, also one of a shared subscription (MQTT 5.0 §4.7.1, §4.8.2).
 func ValidFilter(filter string) bool {
-	if len(filter) > maxText || !utf8.ValidString(filter) || strings.IndexByte(filter, 0) >= 0 {
+	group, rest, shared := Shared(filter)
+	if shared && (group == "" || channel.HasWildcard(group) || channel.ValidFilter(group) != nil) {
 		return false
 	}
-	group, filter, shared := Shared(filter)
-	if shared && (group == "" || strings.ContainsAny(group, "+#")) || filter == "" {
-		return false
-	}
-	for rest, more := filter, true; more; {
-		var level string
-		level, rest, more = strings.Cut(rest, "/")
-		if len(level) > 1 && strings.ContainsAny(level, "+#") || level == "#" && more {
-			return false
-		}
-	}
-	return true
+	return channel.ValidFilter(rest) == nil
 }
 
 // Shared splits the filter of a shared subscription into the group's name and the filter for topics. For another filter
