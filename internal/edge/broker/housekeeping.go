@@ -42,11 +42,13 @@ func (s *server) removeExpired() {
 	now := time.Now()
 	var expired []string
 	s.mu.RLock()
-	s.tree.root.below(func(n *node) {
-		if n.retained.expired(now) {
-			expired = append(expired, n.retained.topic)
-		}
-	})
+	if s.expiring > 0 {
+		s.tree.root.below(func(n *node) {
+			if n.retained.expired(now) {
+				expired = append(expired, n.retained.topic)
+			}
+		})
+	}
 	for _, one := range s.sessions { // or they would take the places of others in the queues of absent clients
 		one.removeExpired(now)
 	}

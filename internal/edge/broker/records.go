@@ -382,7 +382,7 @@ func (l *loader) retain(topic string, id uint64) bool {
 		return false
 	}
 	m.refs++
-	l.tree.at(topic, true).retained = m
+	l.place(l.tree.at(topic, true), m)
 	l.retainedCount++
 	l.retainedBytes += m.held()
 	return true

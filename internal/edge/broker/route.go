@@ -191,14 +191,24 @@ func (s *server) retain(m *message) error {
 		s.retainedBytes += bytes
 		s.records.putRetained(m, old)
 	}
-	n.retained = m
+	s.place(n, m)
 	return nil
+}
+
+// place sets or removes a node's retained message in memory. server.mu is locked.
+func (s *server) place(n *node, m *message) {
+	if old := n.retained; old != nil && !old.expires.IsZero() {
+		s.expiring--
+	}
+	if n.retained = m; m != nil && !m.expires.IsZero() {
+		s.expiring++
+	}
 }
 
 // forgetRetained removes a node's retained message. server.mu is locked.
 func (s *server) forgetRetained(n *node) {
 	if old := n.retained; old != nil {
-		n.retained = nil
+		s.place(n, nil)
 		if !isSystem(old.topic) {
 			s.retainedCount--
 			s.retainedBytes -= old.held()

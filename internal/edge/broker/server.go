@@ -44,6 +44,7 @@ type server struct {
 	clients       int // connections with a session
 	retainedCount int
 	retainedBytes int64
+	expiring      int // retained messages that expire
 	closing       bool
 
 	subscriptions                            atomic.Int64
