@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -52,7 +53,7 @@ func filesOf(p *sandbox.Pod, runDir string) podFiles {
 
 // makeEtc writes the files for /etc on a new tmpfs with the given SELinux label. It replaces an existing mount.
 func (b *Backend) makeEtc(p *sandbox.Pod, f podFiles, label string) error {
-	resolv, err := resolvConf(p.Config.GetDnsConfig())
+	resolv, err := b.resolvConf(p)
 	if err != nil {
 		return err
 	}
@@ -116,22 +117,30 @@ func mountTmpfs(dir, options string) error {
 	return nil
 }
 
-// resolvConf returns resolv.conf(5) from the request, or the node's file if the request sets nothing.
-func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
-	if len(dns.GetServers())+len(dns.GetSearches())+len(dns.GetOptions()) == 0 {
-		return ignoreMissing(os.ReadFile("/etc/resolv.conf"))
+// resolvConf returns the pod's resolv.conf(5). On the host network it is the node's file, unless the request sets
+// something.
+func (b *Backend) resolvConf(p *sandbox.Pod) ([]byte, error) {
+	if !spec.PodModes(p).UTS() && proto.Size(p.Config.GetDnsConfig()) == 0 {
+		return ignoreMissing(os.ReadFile(sandbox.ResolvConf))
 	}
-	var b strings.Builder
+	dns, notice, err := p.DNS()
+	if err != nil {
+		return nil, err
+	}
+	if notice != "" {
+		b.log.Warn(notice, "pod", p.ID)
+	}
+	var text strings.Builder
 	if len(dns.Searches) > 0 {
-		fmt.Fprintf(&b, "search %s\n", strings.Join(dns.Searches, " "))
+		fmt.Fprintf(&text, "search %s\n", strings.Join(dns.Searches, " "))
 	}
 	for _, server := range dns.Servers {
-		fmt.Fprintf(&b, "nameserver %s\n", server)
+		fmt.Fprintf(&text, "nameserver %s\n", server)
 	}
 	if len(dns.Options) > 0 {
-		fmt.Fprintf(&b, "options %s\n", strings.Join(dns.Options, " "))
+		fmt.Fprintf(&text, "options %s\n", strings.Join(dns.Options, " "))
 	}
-	return []byte(b.String()), nil
+	return []byte(text.String()), nil
 }
 
 // hostsFile returns the content of /etc/hosts: loopback and the pod's name, or the node's file if the pod is on the

@@ -157,7 +157,11 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	if err := fpOverlay.Hit(ctx); err != nil {
 		return err
 	}
-	built, err := cloudinit.Build(b.cloudInit(o))
+	input, err := b.cloudInit(o)
+	if err != nil {
+		return err
+	}
+	built, err := cloudinit.Build(input)
 	if err != nil {
 		return fmt.Errorf("cloud-init: %w", err)
 	}
@@ -240,8 +244,11 @@ func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err 
 }
 
 // cloudInit returns the input of the cloud-init image, which the guest reads at its first boot.
-func (b *Backend) cloudInit(o *plan) cloudinit.Input {
-	dns := o.pod.Config.GetDnsConfig()
+func (b *Backend) cloudInit(o *plan) (cloudinit.Input, error) {
+	dns, _, err := o.pod.DNS()
+	if err != nil {
+		return cloudinit.Input{}, err
+	}
 	in := cloudinit.Input{
 		Options: o.options, PodUID: cmp.Or(o.pod.Config.GetMetadata().GetUid(), o.pod.ID), Hostname: hostname(o.pod),
 		Mounts: o.volumes.guestMounts, ShareDriver: o.volumes.driver, Devices: o.volumes.devices,
@@ -258,5 +265,5 @@ func (b *Backend) cloudInit(o *plan) cloudinit.Input {
 		}
 		in.Interfaces = append(in.Interfaces, nic)
 	}
-	return in
+	return in, nil
 }

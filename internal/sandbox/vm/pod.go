@@ -102,7 +102,13 @@ func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 
 // serve starts the responder that serves the guest its addresses.
 func (b *Backend) serve(ctx context.Context, sb *pod, p *sandbox.Pod, interfaces []tap.Interface) error {
-	dns := p.Config.GetDnsConfig()
+	dns, notice, err := p.DNS()
+	if err != nil {
+		return err
+	}
+	if notice != "" {
+		b.log.Warn(notice, "pod", p.ID)
+	}
 	responder, err := b.cfg.Network.Serve(ctx, p.Netns, interfaces, tap.Config{
 		Servers: dns.GetServers(), Searches: dns.GetSearches(), Hostname: hostname(p), Logger: b.log.With("pod", p.ID),
 	})

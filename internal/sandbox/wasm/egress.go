@@ -1,13 +1,11 @@
 package wasm
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -26,9 +24,6 @@ import (
 
 // nodeRoots are where distributions keep the authorities that they trust: Debian and Alpine, Fedora, openSUSE.
 var nodeRoots = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"}
-
-// resolvConf is the node's resolver configuration.
-const resolvConf = "/etc/resolv.conf"
 
 // rulesOf returns the egress rules of a container. Pods may call out unless an annotation says otherwise, because that is
 // what Kubernetes promises, and NetworkPolicies apply. Modules of the edge front door may not unless an annotation
@@ -77,10 +72,14 @@ func (b *Backend) openDialer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 		return nil, "", err
 	}
 	defer netns.Close()
-	dns, err := dnsOf(p.Config)
+	d, notice, err := p.DNS()
 	if err != nil {
 		return nil, "", err
 	}
+	if notice != "" {
+		b.log.Warn(notice, "pod", p.ID)
+	}
+	dns := egress.DNS{Servers: d.GetServers(), Searches: d.GetSearches(), Options: d.GetOptions()}
 	return b.dialers.open(ctx, egress.Order{Pod: p.ID, Rules: rulesOf(o, c.Config), DNS: dns}, netns)
 }
 
@@ -95,42 +94,6 @@ func openNetns(at string) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), at), nil
-}
-
-// dnsOf returns the resolver configuration of a pod: what the kubelet says or, if it says nothing, the node's.
-func dnsOf(config *runtimeapi.PodSandboxConfig) (egress.DNS, error) {
-	if d := config.GetDnsConfig(); len(d.GetServers()) > 0 {
-		return egress.DNS{Servers: d.GetServers(), Searches: d.GetSearches(), Options: d.GetOptions()}, nil
-	}
-	file, err := os.Open(resolvConf)
-	if errors.Is(err, fs.ErrNotExist) {
-		return egress.DNS{}, nil
-	}
-	if err != nil {
-		return egress.DNS{}, fmt.Errorf("the node's resolver configuration: %w", err)
-	}
-	defer file.Close()
-	return parseResolvConf(file)
-}
-
-// parseResolvConf reads the directives of resolv.conf(5) that matter.
-func parseResolvConf(file io.Reader) (d egress.DNS, err error) {
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		words := strings.Fields(lines.Text())
-		if len(words) < 2 {
-			continue
-		}
-		switch words[0] {
-		case "nameserver":
-			d.Servers = append(d.Servers, words[1])
-		case "search", "domain":
-			d.Searches = words[1:] // the last directive counts
-		case "options":
-			d.Options = append(d.Options, words[1:]...)
-		}
-	}
-	return d, lines.Err()
 }
 
 // mountOf returns the mount that a file in a container is in, or nil.

@@ -241,10 +241,3 @@ func TestEgressCA(t *testing.T) {
 	}
 	file.Close()
 }
-
-func TestResolvConf(t *testing.T) {
-	d, err := parseResolvConf(strings.NewReader("# c\nnameserver 10.0.0.1\nsearch a b\nnameserver ::1\noptions ndots:5 timeout:1\ndomain c\nnameserver\n"))
-	if err != nil || strings.Join(d.Servers, ",") != "10.0.0.1,::1" || strings.Join(d.Searches, ",") != "c" || len(d.Options) != 2 {
-		t.Errorf("parseResolvConf = %+v, %v", d, err)
-	}
-}
