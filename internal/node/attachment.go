@@ -21,18 +21,23 @@ func attachment(p *Pod) network.Attachment {
 		DNS:          network.DNS{Servers: dns.GetServers(), Searches: dns.GetSearches(), Options: dns.GetOptions()},
 		CgroupParent: p.Config.GetLinux().GetCgroupParent(),
 		Annotations:  p.Config.GetAnnotations(),
-	}
-	for _, pm := range p.Config.GetPortMappings() {
-		a.PortMappings = append(a.PortMappings, network.PortMapping{
-			HostPort: pm.GetHostPort(), ContainerPort: pm.GetContainerPort(),
-			Protocol: runtimeapi.Protocol_name[int32(pm.GetProtocol())], HostIP: pm.GetHostIp(),
-		})
+		PortMappings: portMappings(p.Config),
 	}
 	ingress, egress := bandwidth(p, annotationIngress), bandwidth(p, annotationEgress)
 	if ingress > 0 || egress > 0 {
 		a.Bandwidth = &network.Bandwidth{Ingress: ingress, Egress: egress}
 	}
 	return a
+}
+
+func portMappings(c *runtimeapi.PodSandboxConfig) (mappings []network.PortMapping) {
+	for _, pm := range c.GetPortMappings() {
+		mappings = append(mappings, network.PortMapping{
+			HostPort: pm.GetHostPort(), ContainerPort: pm.GetContainerPort(),
+			Protocol: runtimeapi.Protocol_name[int32(pm.GetProtocol())], HostIP: pm.GetHostIp(),
+		})
+	}
+	return mappings
 }
 
 // bandwidth returns the limit that the given annotation sets, or 0 for no limit. As in other runtimes, a value that is

@@ -23,7 +23,8 @@ var (
 
 // RunSandbox makes a pod sandbox (CRI RunPodSandbox) and returns its ID once its network is up. A repeated call with
 // the same metadata returns the same ID while that sandbox is ready. Errors: ErrInvalidArgument, ErrNotImplemented (the
-// backend does not support a field), ErrAlreadyExists (a stopped sandbox has that metadata), ErrUnavailable.
+// backend does not support a field), ErrAlreadyExists (a stopped sandbox has that metadata), ErrFailedPrecondition (a host
+// port is taken), ErrUnavailable.
 func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	if config.GetMetadata() == nil {
 		return "", fmt.Errorf("the sandbox has no metadata: %w", errdefs.ErrInvalidArgument)
@@ -76,6 +77,9 @@ func (n *Node) reserve(config *runtimeapi.PodSandboxConfig, handler, alias strin
 		pod.Component, pod.ID = component.String(), component.Instance(number)
 	}
 	return n.pool.reserve(key, func() (*livePod, error) {
+		if err := n.checkPodsPorts(pod); err != nil {
+			return nil, err
+		}
 		if err := n.assignIDs(pod, backend.Capabilities()); err != nil {
 			return nil, err
 		}
@@ -118,6 +122,9 @@ func (p *livePod) runSandbox(ctx context.Context) error {
 func (p *livePod) makeSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	if err := p.backend.Validate(rec.sandboxPod(), nil); err != nil {
+		return err
+	}
+	if err := checkProcessesPorts(rec.Config); err != nil {
 		return err
 	}
 	if err := p.node.store.Reserve(); err != nil {
