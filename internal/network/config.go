@@ -62,7 +62,7 @@ type DefaultNetwork struct {
 	// gets its default.
 	SubnetV4 string
 	SubnetV6 string
-	// MTU is the MTU of the pods' interfaces; 0 means the kernel's default.
+	// MTU is the MTU of the pods' interfaces and the bridge; 0 means the uplink's (UplinkMTU).
 	MTU int
 }
 

@@ -117,13 +117,20 @@ func (m *Manager) lockPod(ctx context.Context, id string) (key string, unlock fu
 // leasesDir returns the directory of host-local's leases for the embedded default chain.
 func (m *Manager) leasesDir() string { return filepath.Join(m.cfg.CacheDir, "leases") }
 
-// reload loads the chain from ConfDir again, and logs if the chain has changed.
+// reload loads the chain from ConfDir again, and logs if the chain has changed. The embedded default also changes with
+// the uplink's MTU.
 func (m *Manager) reload() {
 	m.reloading.Lock()
 	defer m.reloading.Unlock()
 	m.mu.Lock()
 	def := m.defaults
 	m.mu.Unlock()
+	if def.MTU == 0 {
+		var err error
+		if def.MTU, err = UplinkMTU(); err != nil {
+			m.cfg.Logger.Warn("pods get the kernel's default MTU", "err", err)
+		}
+	}
 
 	c, err := findChain(m.cfg.ConfDir, def, m.leasesDir())
 	old := m.chain.Swap(&loaded{chain: c, err: err})
