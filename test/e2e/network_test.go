@@ -102,15 +102,6 @@ func TestNetworking(t *testing.T) {
 			t.Errorf("/etc/resolv.conf: got %q, want %q", got, want)
 		}
 	})
-	t.Run("without a DNS config the node's is used", func(t *testing.T) {
-		want, err := os.ReadFile("/etc/resolv.conf")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := sleeper(t, d).Must("cat", "/etc/resolv.conf"); got != string(want) {
-			t.Errorf("/etc/resolv.conf: got %q, want the node's %q", got, want)
-		}
-	})
 	t.Run("C1 a DNS config that would break out of its line is refused", func(t *testing.T) {
 		for _, dns := range []*runtimeapi.DNSConfig{
 			{Servers: []string{"1.1.1.1\nnameserver 6.6.6.6"}}, {Searches: []string{"a\nb"}}, {Options: []string{"ndots:1\nx"}},

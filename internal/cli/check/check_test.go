@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/health"
@@ -54,6 +55,10 @@ func goodHost(t *testing.T) Host {
 		FileLimit:  func() (uint64, error) { return 1 << 20, nil },
 		Clock:      func() (time.Time, bool) { return time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), true },
 		LoopbackUp: func() bool { return true },
+		UplinkMTU:  func() (int, error) { return 1500, nil },
+		DNS: func() (*runtimeapi.DNSConfig, string, error) {
+			return &runtimeapi.DNSConfig{Servers: []string{"192.0.2.1"}}, "", nil
+		},
 	}
 }
 
@@ -108,6 +113,18 @@ func TestEachFault(t *testing.T) {
 		{"no NAT", "NAT", "note", "no table", func(_ *testing.T, h *Host) {
 			h.NAT = func(context.Context) error { return errors.New("no table nat") }
 		}},
+		{"only a stub resolver", "name servers", "note", "no name server", func(_ *testing.T, h *Host) {
+			h.DNS = func() (*runtimeapi.DNSConfig, string, error) { return nil, "pods have no name server", nil }
+		}},
+		{"large MTU", "MTU", "note", "9000", func(_ *testing.T, h *Host) { h.Config.Network.Default.MTU = 9000 }},
+		{"large MTU of a plugin", "MTU", "note", "9000", func(t *testing.T, h *Host) {
+			put(t, h.Config.Network.ConfDir+"/10-net.conflist", `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","mtu":9000},{"type":"portmap"}]}`)
+		}},
+		{"default MTU of a plugin", "MTU", "note", "1500", func(t *testing.T, h *Host) {
+			h.UplinkMTU = func() (int, error) { return 1400, nil }
+			put(t, h.Config.Network.ConfDir+"/10-net.conf", `{"cniVersion":"1.0.0","name":"n","type":"ptp"}`)
+		}},
+		{"no netlink", "MTU", "note", "broken", func(_ *testing.T, h *Host) { h.UplinkMTU = func() (int, error) { return 0, errors.New("broken") } }},
 		{"unsynchronised clock", "clock", "note", "not synchronised", func(_ *testing.T, h *Host) {
 			h.Clock = func() (time.Time, bool) { return time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), false }
 		}},

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,9 +16,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/health"
+	"github.com/tripod-run/tripod/internal/network"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // Host is the source of the checks' data. System returns the real one; tests substitute their own.
@@ -37,14 +41,19 @@ type Host struct {
 	// Clock returns the time and reports whether it is synchronised.
 	Clock      func() (now time.Time, synchronised bool)
 	LoopbackUp func() bool
-	Config     *config.Config
+	// UplinkMTU returns the MTU of the node's way out; 0 if there is none.
+	UplinkMTU func() (int, error)
+	// DNS returns the name servers for pods without DNS configuration, and what is wrong with them.
+	DNS    func() (dns *runtimeapi.DNSConfig, notice string, err error)
+	Config *config.Config
 }
 
 // System returns the host that the program runs on.
 func System(c *config.Config) Host {
 	return Host{
 		Proc: "/proc", UID: os.Geteuid(), Overlay: tryOverlay, NAT: tryNAT, Statfs: statfs,
-		FileLimit: fileLimit, Clock: clock, LoopbackUp: loopbackUp, Config: c,
+		FileLimit: fileLimit, Clock: clock, LoopbackUp: loopbackUp, UplinkMTU: network.UplinkMTU, Config: c,
+		DNS: func() (*runtimeapi.DNSConfig, string, error) { return sandbox.NodeDNS("/") },
 	}
 }
 
@@ -52,7 +61,7 @@ func System(c *config.Config) Host {
 func (h Host) Findings(ctx context.Context) []health.Finding {
 	findings := []health.Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx)}
 	findings = append(findings, h.network()...)
-	return append(findings, h.clock())
+	return append(findings, h.nameServers(), h.clock())
 }
 
 func (h Host) root() health.Finding {
@@ -221,6 +230,20 @@ func (h Host) nat(ctx context.Context) health.Finding {
 	return f
 }
 
+func (h Host) nameServers() health.Finding {
+	f := health.Finding{Subject: "name servers", Remedy: "name a server in " + sandbox.ResolvConf + " that is not on loopback, or set dnsConfig in the pods"}
+	dns, notice, err := h.DNS()
+	switch {
+	case err != nil:
+		f.Detail = err.Error()
+	case notice != "":
+		f.Detail = notice
+	default:
+		f.OK, f.Detail = true, "pods without a DNS configuration ask "+strings.Join(dns.GetServers(), " ")
+	}
+	return f
+}
+
 func (h Host) clock() health.Finding {
 	now, synchronised := h.Clock()
 	f := health.Finding{Subject: "clock", OK: synchronised, Detail: "synchronised", Remedy: "run chrony or systemd-timesyncd"}
@@ -238,18 +261,36 @@ func (h Host) clock() health.Finding {
 func (h Host) network() []health.Finding {
 	f := health.Finding{Subject: "CNI configuration", Required: true, OK: true}
 	plugins := []string{"loopback", "bridge", "host-local", "portmap"}
-	file, named, err := h.cniConfiguration()
+	file, named, mtu, err := h.cniConfiguration()
 	switch {
 	case err != nil:
 		f.OK, f.Detail, f.Remedy = false, err.Error(), "correct the file, or move it away to use the embedded default"
 	case file == "":
 		d := h.Config.Network.Default
+		mtu = d.MTU
 		f.Detail = fmt.Sprintf("none in %s: the embedded default is used (bridge %s, %s)", h.Config.Network.ConfDir, d.Bridge,
 			strings.TrimSpace(d.SubnetV4+" "+d.SubnetV6))
 	default:
 		f.Detail, plugins = file, append([]string{"loopback"}, named...)
 	}
-	return []health.Finding{f, h.plugins(plugins)}
+	return []health.Finding{f, h.plugins(plugins), h.mtu(mtu)}
+}
+
+// mtu compares the MTU that pods are configured to have with the uplink's; 0 if it is not known, or the uplink's.
+func (h Host) mtu(pods int) health.Finding {
+	f := health.Finding{Subject: "MTU", Remedy: "lower mtu in the CNI configuration, or network.default.mtu, to the uplink's"}
+	uplink, err := h.UplinkMTU()
+	switch {
+	case err != nil:
+		f.Detail = err.Error()
+	case uplink > 0 && pods > uplink:
+		f.Detail = fmt.Sprintf("pods have %d, and the interface of the default route %d: large packets can vanish", pods, uplink)
+	case uplink == 0:
+		f.OK, f.Detail = true, "there is no default route"
+	default:
+		f.OK, f.Detail = true, fmt.Sprintf("the interface of the default route has %d, and no configuration of pods more", uplink)
+	}
+	return f
 }
 
 func (h Host) plugins(names []string) health.Finding {
@@ -282,47 +323,52 @@ type cniConf struct {
 
 type cniPlugin struct {
 	Type string `json:"type"`
+	MTU  int    `json:"mtu"`
 	IPAM struct {
 		Type string `json:"type"`
 	} `json:"ipam"`
 }
 
-// cniConfiguration returns the active file and the plugins in it. The file is "" if there is none.
-func (h Host) cniConfiguration() (file string, plugins []string, err error) {
+// kernelMTU is the MTU of the interfaces that plugins make if the configuration sets none.
+var kernelMTU = map[string]int{"bridge": 1500, "ptp": 1500}
+
+// cniConfiguration returns the active file, the plugins in it, and the MTU that they give pods, or 0 if that cannot be
+// seen. The file is "" if there is none.
+func (h Host) cniConfiguration() (file string, plugins []string, mtu int, err error) {
 	entries, err := os.ReadDir(h.Config.Network.ConfDir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return "", nil, err
+		return "", nil, 0, err
 	}
 	// The first match is the active file, because ReadDir sorts by name.
 	i := slices.IndexFunc(entries, func(e os.DirEntry) bool {
 		return !e.IsDir() && slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(e.Name()))
 	})
 	if i < 0 {
-		return "", nil, nil
+		return "", nil, 0, nil
 	}
 	file = filepath.Join(h.Config.Network.ConfDir, entries[i].Name())
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return file, nil, err
+		return file, nil, 0, err
 	}
 	var conf cniConf
 	if err := json.Unmarshal(text, &conf); err != nil {
-		return file, nil, fmt.Errorf("%s: %w", file, err)
+		return file, nil, 0, fmt.Errorf("%s: %w", file, err)
 	}
 	if conf.Type != "" {
 		conf.Plugins = append(conf.Plugins, conf.cniPlugin)
 	}
 	if conf.Name == "" || len(conf.Plugins) == 0 {
-		return file, nil, fmt.Errorf("%s: the network name or the plugins are missing", file)
+		return file, nil, 0, fmt.Errorf("%s: the network name or the plugins are missing", file)
 	}
 	for _, p := range conf.Plugins {
-		plugins = append(plugins, p.Type)
+		plugins, mtu = append(plugins, p.Type), cmp.Or(p.MTU, mtu, kernelMTU[p.Type])
 		if p.IPAM.Type != "" {
 			plugins = append(plugins, p.IPAM.Type)
 		}
 	}
 	slices.Sort(plugins)
-	return file, slices.Compact(plugins), nil
+	return file, slices.Compact(plugins), mtu, nil
 }
 
 func statfs(path string) (st unix.Statfs_t, err error) {
