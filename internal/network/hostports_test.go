@@ -24,11 +24,23 @@ func TestHostProcess(t *testing.T) {
 		return int32(l.Addr().(*net.TCPAddr).Port)
 	}
 	loopback, everywhere, six, datagrams := listen("tcp", "127.0.0.1:0"), listen("tcp", ":0"), listen("tcp6", "[::1]:0"), listen("udp", "127.0.0.1:0")
-	client, err := net.Dial("tcp", listenAddr(t))
+	client, err := net.Dial("tcp", listener(t).Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer client.Close()
+	ended := listener(t)
+	waiting, err := net.Dial("tcp", ended.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	served, err := ended.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	served.Close() // the end that closes first waits, here with the listener's port
+	waiting.Close()
+	ended.Close()
 	outgoing := int32(client.LocalAddr().(*net.TCPAddr).Port)
 	for name, c := range map[string]struct {
 		mapping     PortMapping
@@ -49,6 +61,7 @@ func TestHostProcess(t *testing.T) {
 		"UDP":                            {PortMapping{HostPort: datagrams, Protocol: "UDP"}, false, true},
 		"TCP beside UDP":                 {PortMapping{HostPort: datagrams}, false, false},
 		"the port of a client":           {PortMapping{HostPort: outgoing}, false, false},
+		"a connection in TIME_WAIT":      {PortMapping{HostPort: int32(ended.Addr().(*net.TCPAddr).Port)}, false, false},
 		"SCTP":                           {PortMapping{HostPort: loopback, Protocol: "SCTP"}, false, false},
 		"an address that the node lacks": {PortMapping{HostPort: loopback, HostIP: "192.0.2.1"}, false, false},
 	} {
@@ -58,12 +71,12 @@ func TestHostProcess(t *testing.T) {
 	}
 }
 
-// listenAddr returns the address of a new listener.
-func listenAddr(t *testing.T) string {
+func listener(t *testing.T) net.Listener {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	return l.Addr().String()
+	return l
 }

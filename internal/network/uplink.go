@@ -2,6 +2,7 @@ package network
 
 import (
 	"fmt"
+	"net"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -40,7 +41,8 @@ func uplinkMTU(family int) (smallest int, err error) {
 	for _, r := range routes {
 		consider(r.MTU)
 		for _, hop := range append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: r.LinkIndex}) {
-			if link, err := netlink.LinkByIndex(hop.LinkIndex); err == nil { // a route of several hops has no interface itself
+			link, err := netlink.LinkByIndex(hop.LinkIndex) // fails for a route of several hops itself
+			if err == nil && link.Attrs().Flags&net.FlagLoopback == 0 {
 				consider(link.Attrs().MTU)
 			}
 		}

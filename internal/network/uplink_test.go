@@ -73,7 +73,7 @@ func TestMTUOfTheUplink(t *testing.T) {
 	}
 }
 
-// TestUplinkMTU: the smallest MTU of the default routes counts, and IPv6 only without IPv4.
+// TestUplinkMTU: the smallest MTU of the default routes counts, loopback's never, and IPv6 only without IPv4.
 func TestUplinkMTU(t *testing.T) {
 	want := func(mtu int) {
 		t.Helper()
@@ -81,7 +81,15 @@ func TestUplinkMTU(t *testing.T) {
 			t.Errorf("UplinkMTU = %d, %v, want %d", got, err, mtu)
 		}
 	}
+	_, everything, _ := net.ParseCIDR("0.0.0.0/0")
+	loopback := &netlink.Route{LinkIndex: loopbackIndex, Dst: everything, Scope: netlink.SCOPE_LINK}
+	if err := netlink.RouteAdd(loopback); err != nil {
+		t.Fatal(err)
+	}
 	want(0)
+	if err := netlink.RouteDel(loopback); err != nil {
+		t.Fatal(err)
+	}
 	uplink(t, "uplink6", 1300, 1, "::/0", "fd01::1", "fd01::2/64")
 	want(1300)
 	uplink(t, "uplink1", 1500, 1, "0.0.0.0/0", "192.0.2.1", "192.0.2.2/24")
