@@ -24,7 +24,8 @@ func hostPorts(c *runtimeapi.PodSandboxConfig) (ports []network.PortMapping) {
 }
 
 // checkPodsPorts refuses a new pod that wants a host port of another pod. A pod has its host ports until its network is
-// released. The caller holds the pool's lock, so of two such pods at the same time, one gets the port.
+// released. A new sandbox of the same pod need not wait for that, so that a kubelet can replace sandboxes that a reboot
+// has ended. The caller holds the pool's lock, so of two such pods at the same time, one gets the port.
 func (n *Node) checkPodsPorts(pod *Pod) error {
 	wanted := hostPorts(pod.Config)
 	if len(wanted) == 0 {
@@ -32,7 +33,7 @@ func (n *Node) checkPodsPorts(pod *Pod) error {
 	}
 	for _, p := range n.pool.all() {
 		other := p.rec.Load()
-		if other.networkReleased() {
+		if other.networkReleased() || other.State == Killed && samePod(pod.Config, other.Config) {
 			continue
 		}
 		for _, taken := range hostPorts(other.Config) {

@@ -6,10 +6,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 const udp = runtimeapi.Protocol_UDP
@@ -73,6 +77,28 @@ func TestHostPortsOfPods(t *testing.T) {
 	next := podAt("first", false, first.PortMappings...)
 	next.Metadata.Attempt = 1
 	b.run(t, "", next)
+}
+
+// TestHostPortOfAStuckPod: a pod whose network cannot be released keeps its ports, except from its own next sandbox.
+func TestHostPortOfAStuckPod(t *testing.T) {
+	net := failingNetwork{fails: new(atomic.Bool)}
+	b, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) {
+		net.Network = c.Network.(*fake.Network)
+		c.Network = net
+	})
+	must(t, err)
+	t.Cleanup(b.close)
+	mapping := &runtimeapi.PortMapping{HostPort: 12105, ContainerPort: 80}
+	id := b.run(t, "", podAt("stuck", false, mapping))
+	net.fails.Store(true)
+	if err := b.StopSandbox(t.Context(), id); err == nil {
+		t.Fatal("StopSandbox succeeded with a failing network, want an error")
+	}
+	b.wantTaken(t, "", podAt("other", false, mapping), id)
+	next := podAt("stuck", false, mapping)
+	next.Metadata.Attempt = 1
+	b.run(t, "", next)
+	net.fails.Store(false)
 }
 
 // TestHostPortRace: of many pods at the same time, one gets the port.
