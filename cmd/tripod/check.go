@@ -36,7 +36,7 @@ func checkCommand(app *cli.App) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			findings := check.System(cfg).Findings(c.Context())
+			findings := check.System(cfg, checkForwarding(cfg)).Findings(c.Context())
 			findings = append(findings, linux.Doctor(c.Context(), linuxConfig(cfg))...)
 			if cfg.Backends.Wasm { // everything else works without tripod-wasm
 				findings = append(findings, wasm.Doctor(c.Context(), wasmConfig(cfg))...)

@@ -130,7 +130,7 @@ func diagConfig(_ context.Context, c *config.Config, out io.Writer) error {
 }
 
 func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
-	findings := check.System(c).Findings(ctx)
+	findings := check.System(c, checkForwarding(c)).Findings(ctx)
 	findings = append(append(findings, linux.Doctor(ctx, linuxConfig(c))...), checkDaemon(ctx, c)...)
 	return check.Print(out, findings)
 }

@@ -27,6 +27,7 @@ func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.
 			err = images.Writable()
 		}
 		p.health.Report("image store", health.RuntimeReady, health.DiskReason(err), err)
+		p.health.Report("firewall", health.ForwardingReady, "FirewallDropsPods", p.network.Blocked())
 		p.health.Report("leftovers", health.Clean, "LeftoversRemain", p.node.Leftovers())
 	}
 	check()

@@ -117,6 +117,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	}, images, log); err != nil {
 		return p, err
 	}
+	networks.OnRestored(p.node.NetworkRestored)
 	p.watchHealth(record, images, log)
 	if err := p.openMirror(ctx, c, images); err != nil {
 		return p, err
@@ -245,6 +246,13 @@ func networkConfig(c *config.Config, log *slog.Logger) network.Config {
 		ConfDir: c.Network.ConfDir, BinDirs: c.Network.BinDirs, CacheDir: networkDir(c), NetnsDir: c.Network.NetnsDir,
 		Default:       network.DefaultNetwork{Off: !d.Enabled, Bridge: d.Bridge, SubnetV4: d.SubnetV4, SubnetV6: d.SubnetV6, MTU: d.MTU},
 		PluginTimeout: time.Duration(c.Network.PluginTimeout), Executables: !c.Network.InProcess, IsBackendLink: vm.IsTap, Logger: log.With("part", "network"),
+	}
+}
+
+// checkForwarding returns the check of the firewall for pods of the configured network.
+func checkForwarding(c *config.Config) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return network.CheckForwarding(ctx, networkConfig(c, slog.New(slog.DiscardHandler)))
 	}
 }
 

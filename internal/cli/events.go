@@ -35,6 +35,7 @@ func (a *App) eventsCommand() *cobra.Command {
 		Long: `Print the events that the node remembers: the latest 512 since the daemon started, without those of delegates' pods.
 The compilation of an image's component has events of its own: compiling, compiled, and failed with the reason.
 The event fallback says that a component runs slower than it could, and why.
+The event restored names firewall rules of pods that something else had removed and the node has made again.
 With -w, go on with new events until interrupted, also those of delegates. If the daemon restarts, the command follows it again
 and says that events may be missing. With -o json each event is one line.`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -146,6 +147,9 @@ func (p *eventPrinter) print(e *runtimeapi.ContainerEventResponse) error {
 	}
 	if e.GetContainerEventType() == cri.CompilationEvent {
 		return p.printCompilation(e)
+	}
+	if e.GetContainerEventType() == cri.RestoredEvent {
+		return p.printRow(e, "restored", "-", e.GetContainersStatuses()[0].GetMessage())
 	}
 	container := "-"
 	if id := e.GetContainerId(); id != e.GetPodSandboxStatus().GetId() {

@@ -32,6 +32,10 @@ const CompilationEvent = runtimeapi.ContainerEventType(100)
 // HeaderEvents get them. There is one status, of the container, with the cause as its message.
 const FallbackEvent = runtimeapi.ContainerEventType(101)
 
+// RestoredEvent is the type of events about firewall rules of pods that something had removed and the node has made again.
+// Only clients that send HeaderEvents get them. There is no sandbox, and one status, whose message names the rules.
+const RestoredEvent = runtimeapi.ContainerEventType(102)
+
 // GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). If the
 // client falls behind, the stream ends, so that no event is lost unnoticed. The client must then subscribe again and
 // list all pods again.
@@ -80,7 +84,7 @@ func (s *Server) recentEvents(stream runtimeapi.RuntimeService_GetContainerEvent
 // sendEvent sends an event, unless it is one of an edge module or has a type that is not the CRI's, and the client did not
 // ask for these.
 func sendEvent(stream runtimeapi.RuntimeService_GetContainerEventsServer, event node.Event) error {
-	own := event.Compilation != nil || event.Fallback != ""
+	own := event.Compilation != nil || event.Fallback != "" || event.Restored != ""
 	switch {
 	case own && !wantsEvents(stream.Context(), HeaderEventsRecent) && !wantsEvents(stream.Context(), HeaderEventsAll):
 		return nil
@@ -90,6 +94,10 @@ func sendEvent(stream runtimeapi.RuntimeService_GetContainerEventsServer, event 
 		return stream.Send(compilationMessage(event))
 	case event.Fallback != "":
 		return stream.Send(fallbackMessage(event))
+	case event.Restored != "":
+		return stream.Send(&runtimeapi.ContainerEventResponse{
+			ContainerEventType: RestoredEvent, CreatedAt: nano(event.At), ContainersStatuses: []*runtimeapi.ContainerStatus{{Message: event.Restored}},
+		})
 	}
 	return stream.Send(eventMessage(event))
 }

@@ -87,6 +87,20 @@ func TestFallbackEvent(t *testing.T) {
 	}
 }
 
+// TestRestoredEvent: only a client that asks for the node's own events gets those about the firewall.
+func TestRestoredEvent(t *testing.T) {
+	for header, want := range map[string]int{"": 0, HeaderEventsRecent: 1, HeaderEventsAll: 1} {
+		s := &eventStream{ctx: metadata.NewIncomingContext(t.Context(), metadata.Pairs(HeaderEvents, header))}
+		must(t, sendEvent(s, node.Event{Restored: "host ports of pod p"}))
+		wantEqual(t, "events with the header "+header, len(s.sent), want)
+		for _, m := range s.sent {
+			if m.GetContainerEventType() != RestoredEvent || m.GetContainersStatuses()[0].GetMessage() != "host ports of pod p" {
+				t.Errorf("event: got %v, want the restored rules", m)
+			}
+		}
+	}
+}
+
 // TestRememberedEventsWithADelegate: the stream ends although the delegate's events do not.
 func TestRememberedEventsWithADelegate(t *testing.T) {
 	p := openPair(t)

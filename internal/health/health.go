@@ -15,6 +15,8 @@ const (
 	EdgeReady    = "EdgeReady"
 	// NRIReady is false if node plugins cannot connect or could not be started.
 	NRIReady = "NRIReady"
+	// ForwardingReady is false while the node's firewall drops what pods send and receive.
+	ForwardingReady = "ForwardingReady"
 	// Clean is false while leftovers cannot be removed. The node still works.
 	Clean = "Clean"
 )

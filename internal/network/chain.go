@@ -135,6 +135,7 @@ func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
 
 // The embedded default's name and CNI version. The version is the newest that Debian's plugins (1.1.1) support.
 const (
+	defaultSource      = "the embedded default"
 	defaultNetworkName = "tripod"
 	defaultCNIVersion  = "1.0.0"
 )
@@ -189,7 +190,7 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 		return nil, fmt.Errorf("embedded default network: %w", err)
 	}
 	optional := map[string]string{"portmap": capPortMappings, "bandwidth": capBandwidth}
-	return &chain{source: "the embedded default", list: list, optional: optional, masqueraded: masqueraded}, nil
+	return &chain{source: defaultSource, list: list, optional: optional, masqueraded: masqueraded}, nil
 }
 
 // forPod returns the configuration list without the optional plugins whose capability is not in caps.

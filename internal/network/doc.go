@@ -31,5 +31,5 @@
 // The package also opens sockets inside a pod's namespace (Dial, Listen) and reads interface counters (Stats).
 //
 // It knows nothing about pods beyond Attachment and keeps no pod state. Outside its directories and namespaces, it
-// changes only the addresses of the default bridge and the masquerading rules; CNI plugins may change more.
+// changes only the addresses of the default bridge and the rules of its subnets (firewall.go); CNI plugins may change more.
 package network

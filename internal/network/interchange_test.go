@@ -168,8 +168,8 @@ func TestInProcessBesideExecutables(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	n.assertClean() // waits for the releases
 	n.assertNoLeases()
-	n.assertClean()
 }
 
 // forget removes everything that outlives pods, so that the next snapshot shows only what was made for the next pod.

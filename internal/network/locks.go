@@ -19,7 +19,31 @@ type keyLock struct {
 
 // lock waits until key is free or ctx ends. The returned function unlocks key.
 func (l *keyLocks) lock(ctx context.Context, key string) (func(), error) {
+	k := l.join(key)
+	select {
+	case k.slot <- struct{}{}:
+		return func() { <-k.slot; l.leave(key, k) }, nil
+	case <-ctx.Done():
+		l.leave(key, k)
+		return nil, fmt.Errorf("network of pod %s: waiting for another operation on it: %w", key, context.Cause(ctx))
+	}
+}
+
+// try locks key if it is free. Otherwise it returns nil.
+func (l *keyLocks) try(key string) (unlock func()) {
+	k := l.join(key)
+	select {
+	case k.slot <- struct{}{}:
+		return func() { <-k.slot; l.leave(key, k) }
+	default:
+		l.leave(key, k)
+		return nil
+	}
+}
+
+func (l *keyLocks) join(key string) *keyLock {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.held == nil {
 		l.held = map[string]*keyLock{}
 	}
@@ -29,15 +53,7 @@ func (l *keyLocks) lock(ctx context.Context, key string) (func(), error) {
 		l.held[key] = k
 	}
 	k.users++
-	l.mu.Unlock()
-
-	select {
-	case k.slot <- struct{}{}:
-		return func() { <-k.slot; l.leave(key, k) }, nil
-	case <-ctx.Done():
-		l.leave(key, k)
-		return nil, fmt.Errorf("network of pod %s: waiting for another operation on it: %w", key, context.Cause(ctx))
-	}
+	return k
 }
 
 func (l *keyLocks) leave(key string, k *keyLock) {

@@ -40,7 +40,7 @@ type Manager struct {
 	chain     atomic.Pointer[loaded]
 	status    statusCache
 
-	masquerading masquerading
+	firewall firewall
 
 	life       context.Context // cancelled by Close
 	end        context.CancelFunc
@@ -75,6 +75,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m.reload()
 	m.inBackground(m.watch)
+	m.inBackground(m.watchFirewall)
 	return m, nil
 }
 

@@ -53,12 +53,15 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 	if result, err := m.reuseOrUndo(ctx, rec); result != nil || err != nil {
 		return result, err
 	}
-	if err := m.masquerading.ensure(ctx, c.masqueraded); err != nil {
+	if err := m.firewall.ensure(ctx, c.masqueraded); err != nil {
 		return nil, fmt.Errorf("network of pod %s: %w", a.ID, err)
 	}
 	result, err := m.attach(ctx, rec, a.MakeNetns)
 	if err != nil {
 		return nil, fmt.Errorf("network of pod %s with %s: %w", a.ID, c.source, m.rollback(ctx, rec, err))
+	}
+	if rules := m.portRules(rec); rules != nil {
+		m.firewall.ports.Store(rec.key, rules)
 	}
 	return result, nil
 }

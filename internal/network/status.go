@@ -141,8 +141,8 @@ func (m *Manager) refreshStatus() {
 	defer cancel()
 	old := m.status.verdict.Load()
 	err := m.probe(ctx)
-	if err == nil {
-		err = m.masquerading.refresh(ctx)
+	if c, _ := m.currentChain(); err == nil && c.embedded() {
+		err = m.firewall.failure.Load().error()
 	}
 	if m.life.Err() != nil {
 		return

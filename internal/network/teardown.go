@@ -100,6 +100,7 @@ func (m *Manager) del(ctx context.Context, rec *record) error {
 	if !isNetns(netns) {
 		netns = ""
 	}
+	m.firewall.ports.Delete(rec.key) // no rules are restored any more, even if a plugin fails
 	defer m.excludeGC()()
 	return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
 }

@@ -30,6 +30,8 @@ type Event struct {
 	Compilation *sandbox.Compilation
 	// Fallback is why the container runs slower than it could. Such an event is no transition and has no Type.
 	Fallback string
+	// Restored says which firewall rules of pods were missing and made again. Such an event has no other fields but At.
+	Restored string
 	// Pod is the pod after the transition or, if the transition removed the pod, its last snapshot.
 	Pod *Pod
 }

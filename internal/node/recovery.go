@@ -151,6 +151,11 @@ func (n *Node) report(e sandbox.Event) {
 	guard.Func(n.log, "event of a backend", func() { n.record(e) })()
 }
 
+// NetworkRestored sends the event that firewall rules of pods were missing and made again.
+func (n *Node) NetworkRestored(what string) {
+	n.events.send([]Event{{At: time.Now(), Restored: what}})
+}
+
 func (n *Node) record(e sandbox.Event) {
 	if e.Compilation != nil {
 		n.events.send([]Event{{At: time.Now(), Compilation: e.Compilation}})

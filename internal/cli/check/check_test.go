@@ -51,6 +51,7 @@ func goodHost(t *testing.T) Host {
 			return nil
 		},
 		NAT:        func(context.Context) error { return nil },
+		Forwarding: func(context.Context) error { return nil },
 		Statfs:     func(string) (unix.Statfs_t, error) { return unix.Statfs_t{Bsize: 4096, Bavail: 10 << 20}, nil },
 		FileLimit:  func() (uint64, error) { return 1 << 20, nil },
 		Clock:      func() (time.Time, bool) { return time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), true },
@@ -112,6 +113,9 @@ func TestEachFault(t *testing.T) {
 		{"loopback down", "loopback", "error", "exec", func(_ *testing.T, h *Host) { h.LoopbackUp = func() bool { return false } }},
 		{"no NAT", "NAT", "note", "no table", func(_ *testing.T, h *Host) {
 			h.NAT = func(context.Context) error { return errors.New("no table nat") }
+		}},
+		{"firewall", "firewall", "note", "drops pods", func(_ *testing.T, h *Host) {
+			h.Forwarding = func(context.Context) error { return errors.New("the firewall\ndrops pods") }
 		}},
 		{"only a stub resolver", "name servers", "note", "no name server", func(_ *testing.T, h *Host) {
 			h.DNS = func() (*runtimeapi.DNSConfig, string, error) { return nil, "pods have no name server", nil }
@@ -179,7 +183,7 @@ func TestFirstCNIConfigurationApplies(t *testing.T) {
 func TestSystem(t *testing.T) {
 	c := config.Default()
 	c.Root = t.TempDir()
-	h := System(c)
+	h := System(c, nil)
 	for _, f := range []health.Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.nat(t.Context())} {
 		if !f.OK {
 			t.Errorf("%s: got OK = false (%s), want true", f.Subject, f.Detail)

@@ -34,6 +34,8 @@ type Host struct {
 	Overlay func(dir string) error
 	// NAT tries to add a masquerading rule in a separate network namespace.
 	NAT func(ctx context.Context) error
+	// Forwarding returns why the host's firewall drops what pods send and receive, or nil.
+	Forwarding func(ctx context.Context) error
 	// Statfs is statfs(2).
 	Statfs func(path string) (unix.Statfs_t, error)
 	// FileLimit is the hard limit on open files.
@@ -48,18 +50,18 @@ type Host struct {
 	Config *config.Config
 }
 
-// System returns the host that the program runs on.
-func System(c *config.Config) Host {
+// System returns the host that the program runs on, whose firewall the given function checks.
+func System(c *config.Config, forwarding func(context.Context) error) Host {
 	return Host{
 		Proc: "/proc", UID: os.Geteuid(), Overlay: tryOverlay, NAT: tryNAT, Statfs: statfs,
-		FileLimit: fileLimit, Clock: clock, LoopbackUp: loopbackUp, UplinkMTU: network.UplinkMTU, Config: c,
+		Forwarding: forwarding, FileLimit: fileLimit, Clock: clock, LoopbackUp: loopbackUp, UplinkMTU: network.UplinkMTU, Config: c,
 		DNS: func() (*runtimeapi.DNSConfig, string, error) { return sandbox.NodeDNS("/") },
 	}
 }
 
 // Findings runs all checks, in the order in which a person would fix the problems.
 func (h Host) Findings(ctx context.Context) []health.Finding {
-	findings := []health.Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx)}
+	findings := []health.Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx), h.forwarding(ctx)}
 	findings = append(findings, h.network()...)
 	return append(findings, h.nameServers(), h.clock())
 }
@@ -226,6 +228,14 @@ func (h Host) nat(ctx context.Context) health.Finding {
 		Remedy: "`apt-get install iptables`, and use a kernel with nftables or iptables NAT; without it pods reach only each other and the node"}
 	if err := h.NAT(ctx); err != nil {
 		f.OK, f.Detail = false, err.Error()
+	}
+	return f
+}
+
+func (h Host) forwarding(ctx context.Context) health.Finding {
+	f := health.Finding{Subject: "firewall", Detail: "forwards what pods send and receive", OK: true}
+	if err := h.Forwarding(ctx); err != nil {
+		f.OK, f.Detail, f.Remedy = false, oneLine(err.Error()), "change the firewall as the message says; until then pods reach only the node"
 	}
 	return f
 }

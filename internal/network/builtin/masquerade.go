@@ -49,7 +49,7 @@ func (m masquerade) add(ctx context.Context, addresses []net.IPNet) error {
 		for _, a := range own {
 			rules = append(rules, fmt.Sprintf("-A POSTROUTING -s %s -j %s %s", a.IP, m.chain, m.comment))
 		}
-		if err := iptables.Restore(ctx, family, rules...); err != nil {
+		if err := iptables.Restore(ctx, family, iptables.NAT, rules...); err != nil {
 			return fmt.Errorf("masquerade the pod: %w", err)
 		}
 	}
@@ -76,18 +76,18 @@ func (m masquerade) remove(ctx context.Context, addresses []net.IP) error {
 
 func (m masquerade) removeRules(ctx context.Context, family iptables.Family, jumps []string) error {
 	rules := append([]string{":" + m.chain + " - [0:0]"}, jumps...)
-	return iptables.Restore(ctx, family, append(rules, "-X "+m.chain)...)
+	return iptables.Restore(ctx, family, iptables.NAT, append(rules, "-X "+m.chain)...)
 }
 
 func (m masquerade) removeLeftovers(ctx context.Context, family iptables.Family) error {
-	rules, err := iptables.List(ctx, family, "POSTROUTING")
+	tables, err := iptables.Save(ctx, family)
 	if err != nil {
 		return err
 	}
 	var jumps []string
-	for _, rule := range rules {
-		if jump, ok := strings.CutPrefix(rule, "-A "); ok && strings.HasSuffix(rule, " -j "+m.chain) {
-			jumps = append(jumps, "-D "+jump)
+	for _, rule := range tables[iptables.NAT].Rules["POSTROUTING"] {
+		if strings.HasSuffix(rule, " -j "+m.chain) {
+			jumps = append(jumps, "-D POSTROUTING "+rule)
 		}
 	}
 	if err := m.removeRules(ctx, family, jumps); err != nil {

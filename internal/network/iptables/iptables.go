@@ -30,26 +30,12 @@ const (
 	V6 Family = true
 )
 
-func (f Family) program() string {
+// String returns the program that changes the family's rules.
+func (f Family) String() string {
 	if f == V6 {
 		return "ip6tables"
 	}
 	return "iptables"
-}
-
-// List returns the rules of a chain in table nat, as printed by iptables -S. A missing chain is an error.
-func List(ctx context.Context, family Family, chain string) ([]string, error) {
-	output, err := run(ctx, family.program(), "", "--wait", "-t", "nat", "-S", chain)
-	if err != nil {
-		return nil, err
-	}
-	return strings.Split(strings.TrimSpace(output), "\n"), nil
-}
-
-// Holds reports whether table nat contains a rule.
-func Holds(ctx context.Context, family Family, rule ...string) bool {
-	_, err := run(ctx, family.program(), "", append([]string{"--wait", "-t", "nat", "-C"}, rule...)...)
-	return err == nil
 }
 
 func run(ctx context.Context, program, stdin string, args ...string) (string, error) {

@@ -9,25 +9,35 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Restore changes table nat by lines in the format of iptables-save, and keeps the other rules. If Restore fails, none
+// Restore changes a table by lines in the format of iptables-save, and keeps the other rules. If Restore fails, none
 // of the lines has been applied. It returns ErrFailedPrecondition if the programs are not installed, ctx's cause if ctx
 // ends, and otherwise ErrUnavailable.
 //
 // An execution reads the whole table, and only one can run at a time. So what several callers want meanwhile is applied
 // by the next execution, for all of them.
-func Restore(ctx context.Context, family Family, lines ...string) error {
-	return restorers[family].restore(&change{ctx: ctx, lines: lines, done: make(chan error, 1)})
+func Restore(ctx context.Context, family Family, table string, lines ...string) error {
+	return restorers[tableOf{family, table}].restore(&change{ctx: ctx, lines: lines, done: make(chan error, 1)})
 }
 
-var restorers = map[Family]*restorer{
-	V4: {family: V4, turn: make(chan struct{}, 1)},
-	V6: {family: V6, turn: make(chan struct{}, 1)},
-}
-
-// restorer executes the changes of one address family.
-type restorer struct {
+type tableOf struct {
 	family Family
-	turn   chan struct{} // full while a caller executes changes
+	name   string
+}
+
+var restorers = func() map[tableOf]*restorer {
+	all := map[tableOf]*restorer{}
+	for _, family := range []Family{V4, V6} {
+		for _, name := range []string{NAT, Filter} {
+			all[tableOf{family, name}] = &restorer{table: tableOf{family, name}, turn: make(chan struct{}, 1)}
+		}
+	}
+	return all
+}()
+
+// restorer executes the changes of one table.
+type restorer struct {
+	table tableOf
+	turn  chan struct{} // full while a caller executes changes
 
 	mu      sync.Mutex
 	waiting []*change
@@ -102,7 +112,7 @@ func (r *restorer) execute(changes []*change) {
 }
 
 func (r *restorer) run(ctx context.Context, lines []string) error {
-	input := "*nat\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
-	_, err := run(ctx, r.family.program()+"-restore", input, "--wait", "--noflush")
+	input := "*" + r.table.name + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
+	_, err := run(ctx, r.table.family.String()+"-restore", input, "--wait", "--noflush")
 	return err
 }
