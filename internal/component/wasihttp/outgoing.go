@@ -287,9 +287,6 @@ func (q *outgoingRequest) build() (*http.Request, *CodeError) {
 	}
 	r.Header.Del("Content-Length") // net/http writes it, and announces r.Trailer
 	r.Header.Del("Trailer")
-	if r.Header["Te"] != nil && target.Scheme == "http" {
-		r.Header["Connection"] = []string{"te"} // HTTP/1.1 needs it (RFC 9110, 10.1.4), and HTTP/2 forbids it
-	}
 	return r, nil
 }
 

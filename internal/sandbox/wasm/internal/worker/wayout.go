@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"strconv"
 	"sync"
@@ -164,6 +166,7 @@ func (o *wayOut) transport(config *tls.Config) *http.Transport {
 
 // RoundTrip implements http.RoundTripper. Errors that only the dialer knows are *wasihttp.CodeError.
 func (o *wayOut) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = withOption(r)
 	if r.URL.Scheme != "https" {
 		return o.plain.RoundTrip(r)
 	}
@@ -172,6 +175,25 @@ func (o *wayOut) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	return secure.RoundTrip(r)
+}
+
+// withOption returns a request that has the connection option te on connections of HTTP/1.1, if it has the field te (RFC
+// 9110, 10.1.4). HTTP/2 forbids the option, and a transport knows the protocol only when it has a connection; when it
+// repeats a request, the protocol can differ.
+func withOption(r *http.Request) *http.Request {
+	if r.Header["Te"] == nil {
+		return r
+	}
+	header := maps.Clone(r.Header)
+	r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) {
+		if secure, ok := got.Conn.(*tls.Conn); ok && secure.ConnectionState().NegotiatedProtocol == "h2" {
+			delete(header, "Connection")
+		} else {
+			header["Connection"] = []string{"te"}
+		}
+	}}))
+	r.Header = header
+	return r
 }
 
 // grpcWayOut sends the requests of gRPC calls, for which targets without TLS get HTTP/2.

@@ -1,11 +1,17 @@
 package worker
 
 import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +49,96 @@ func TestWayOutBoundsHeaders(t *testing.T) {
 		}
 		require.NoError(t, get("/small"))
 		require.ErrorContains(t, get("/big"), "response header")
+	}
+}
+
+// TestConnectionOption: a request with te has the connection option te over HTTP/1.1 on every way out, once, and never
+// over HTTP/2, also when a transport repeats the request over another protocol.
+func TestConnectionOption(t *testing.T) {
+	sent := make(chan string, 1)
+	h1 := func(conn net.Conn) { // answers a request at /first, and closes the connection at others
+		for in := bufio.NewReader(conn); ; {
+			var head strings.Builder
+			for !strings.HasSuffix(head.String(), "\r\n\r\n") {
+				line, err := in.ReadString('\n')
+				if err != nil {
+					return
+				}
+				head.WriteString(line)
+			}
+			if strings.HasPrefix(head.String(), "GET /again ") {
+				return
+			}
+			sent <- head.String()
+			fmt.Fprint(conn, "HTTP/1.1 204 No Content\r\n\r\n")
+		}
+	}
+	h2 := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { sent <- fmt.Sprint(r.Proto, " ", r.Header) }))
+	h2.EnableHTTP2 = true
+	h2.StartTLS()
+	defer h2.Close()
+	serve := func(config *tls.Config) (address string) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		t.Cleanup(func() { l.Close() })
+		if config != nil {
+			l = tls.NewListener(l, config)
+		}
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer conn.Close()
+					h1(conn)
+				}()
+			}
+		}()
+		return l.Addr().String()
+	}
+	plain, secure := serve(nil), serve(&tls.Config{Certificates: h2.TLS.Certificates, NextProtos: []string{"http/1.1"}})
+	var upgraded atomic.Bool // the server speaks HTTP/2 on new connections
+	o := &wayOut{}
+	transport := func(config *tls.Config) *http.Transport {
+		to := o.transport(config)
+		to.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if upgraded.Load() {
+				address = h2.Listener.Addr().String()
+			}
+			return new(net.Dialer).DialContext(ctx, network, address)
+		}
+		t.Cleanup(to.CloseIdleConnections)
+		return to
+	}
+	o.plain = transport(nil)
+	o.secure.Store(transport(h2.Client().Transport.(*http.Transport).TLSClientConfig))
+	get := func(way http.RoundTripper, url, te string) string {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		require.NoError(t, err)
+		if te != "" {
+			r.Header.Set("Te", te)
+		}
+		before := r.Header.Clone()
+		response, err := way.RoundTrip(r)
+		require.NoError(t, err)
+		response.Body.Close()
+		require.Equal(t, before, r.Header)
+		return <-sent
+	}
+	for way, url := range map[http.RoundTripper]string{o: "http://" + plain, grpcWayOut{o}: "https://" + secure} {
+		for range 2 { // the second request uses the same connection
+			head := get(way, url+"/first", "trailers")
+			require.Equal(t, 1, strings.Count(head, "\r\nConnection: te\r\n"), head)
+			require.Contains(t, head, "\r\nTe: trailers\r\n")
+			require.NotContains(t, get(way, url+"/first", ""), "Connection")
+		}
+	}
+	upgraded.Store(true)
+	for _, path := range []string{"/again", "/first"} { // the server closes the connection of HTTP/1.1 at the first one
+		require.Equal(t, "HTTP/2.0 map[Te:[trailers] User-Agent:[Go-http-client/2.0]]", get(o, "https://"+secure+path, "trailers"))
 	}
 }
 
