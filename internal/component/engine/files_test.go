@@ -187,3 +187,55 @@ func TestFaultW7Listings(t *testing.T) {
 		}
 	}
 }
+
+// TestNamesThatAreNotUTF8: WASI has no form for them, so a listing leaves them out and a line in the log counts them. The
+// other entries are listed, in directories that are preopened and that the guest opens, with libraries of C and Go.
+func TestNamesThatAreNotUTF8(t *testing.T) {
+	const files = 300 // several buffers of both libraries
+	root := t.TempDir()
+	dir := filepath.Join(root, "below")
+	var names strings.Builder
+	for n := range files {
+		name := fmt.Sprintf("ä file with a name of some length %03d", n)
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, name), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		names.WriteString(name + "\n")
+	}
+	golang, err := os.ReadFile("../../../examples/wasm/command-go/command-go.wasm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := map[string]*Code{"C": command(t), "Go": guest(t, testEngine(t), golang, Host{})}
+	lists := map[string]string{"C": fmt.Sprintf("%d: ok\n", files+2), "Go": names.String()}
+	check := func(logged string) {
+		t.Helper()
+		for library, c := range codes {
+			for guest, host := range map[string]string{"/data": root, "/data/below": dir} {
+				var out, log bytes.Buffer
+				a := NewAccount(0)
+				i := instance(t, c, InstanceOptions{
+					Args: []string{"prog", "ls", "/data/below"}, Stdout: &out, Stderr: &log, Account: a, Preopens: []Preopen{{Path: host, Guest: guest, ReadOnly: true}},
+				})
+				if code, err := i.Run(t.Context()); err != nil || code != 0 || out.String() != lists[library] || log.String() != logged {
+					t.Errorf("%s, preopened %s: Run = %d, %v; output %.200q, log %q", library, guest, code, err, out.String(), log.String())
+				}
+				i.Close()
+				if a.Held(HeldBytes) != 0 {
+					t.Errorf("Held(HeldBytes) after the end = %d, want 0", a.Held(HeldBytes))
+				}
+			}
+		}
+	}
+	check("")
+	before := openFiles(t)
+	for _, bad := range []string{"\xff", "later \xc3"} {
+		if err := os.WriteFile(filepath.Join(dir, bad), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check("level=WARN msg=\"a directory has names that are not UTF-8: 2 of its entries are left out\" context=wasi_snapshot_preview1\n")
+	if after := openFiles(t); after > before {
+		t.Errorf("%d files are open, want %d", after, before)
+	}
+}

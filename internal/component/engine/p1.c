@@ -129,12 +129,14 @@ static int each_vector(call *c, ptrdiff_t (*move)(call *, uint8_t *, size_t), ui
   return OK;
 }
 
-static ptrdiff_t write_some(call *c, uint8_t *from, size_t n) {
+ptrdiff_t p1_write(call *c, int to, uint8_t *from, size_t n) {
   int64_t paused = tw_pause(c->i);
-  ptrdiff_t k = twWrite(c->i->go_, (int)fd_at(c, arg(c, 0))->n, from, n);
+  ptrdiff_t k = twWrite(c->i->go_, to, from, n);
   tw_resume(c->i, paused);
   return tw_over(c->i) ? ENDED : k == ENDED ? -EIO : k;
 }
+
+static ptrdiff_t write_some(call *c, uint8_t *from, size_t n) { return p1_write(c, (int)fd_at(c, arg(c, 0))->n, from, n); }
 
 // p1_wait_input waits for input until a time on the monotonic clock. It waits in slices, to notice the guest's end.
 int p1_wait_input(call *c, int64_t until) {

@@ -1,4 +1,4 @@
-// Shared declarations of the preview 1 files (p1.c, p1poll.c, p1channel.c, p1pass.c).
+// Shared declarations of the preview 1 files (p1.c, p1poll.c, p1channel.c, p1pass.c, p1list.c).
 #ifndef P1_H
 #define P1_H
 #include "tw.h"
@@ -6,7 +6,7 @@
 
 // Error numbers of preview 1.
 enum {
-  OK, EACCES_ = 2, EAGAIN_ = 6, EBADF_ = 8, EEXIST_ = 20, EFAULT_ = 21, EINVAL_ = 28, EIO_ = 29, EISDIR_ = 31, EMFILE_ = 33,
+  OK, EACCES_ = 2, EAGAIN_ = 6, EBADF_ = 8, EEXIST_ = 20, EFAULT_ = 21, EILSEQ_ = 25, EINVAL_ = 28, EIO_ = 29, EISDIR_ = 31, EMFILE_ = 33,
   EMSGSIZE_ = 35, ENAMETOOLONG_ = 37, ENOENT_ = 44, ENOMEM_ = 48, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, EPERM_ = 63, ESPIPE_ = 70, EXDEV_ = 75,
 };
 enum { ENDED = -1 }; // the guest's call has ended; why is set
@@ -59,6 +59,8 @@ bool p1_clock(uint32_t id, bool resolution, uint64_t *ns);
 // p1_wait_input waits for input until a time on the monotonic clock. It returns whether there is input, or ENDED.
 int p1_wait_input(call *, int64_t until);
 int p1_poll(call *); // poll_oneoff
+// p1_write writes to the guest's standard output (1) or error (2). It returns how much, ENDED, or a negative error.
+ptrdiff_t p1_write(call *, int to, uint8_t *, size_t);
 
 // ---- channels (p1channel.c) ----
 
@@ -79,4 +81,7 @@ int p1_pass_open(call *, uint32_t function, uint32_t nparams); // path_open, whi
 int p1_pass_close(call *, const tw_fd *);
 int p1_pass_list(call *, uint32_t function, uint32_t nparams);   // fd_readdir
 int p1_pass_remove(call *, uint32_t function, uint32_t nparams); // path_remove_directory
+
+// p1_list lists a directory with names that are not UTF-8 (p1list.c). The parameters are those of fd_readdir.
+int p1_list(call *, uint64_t inode);
 #endif

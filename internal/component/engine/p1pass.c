@@ -67,7 +67,7 @@ int p1_pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
   return v[0].i32;
 }
 
-enum { STAT = 64, STAT_TYPE = 16, STAT_SIZE = 32 }; // a filestat of preview 1
+enum { STAT = 64, STAT_INODE = 8, STAT_TYPE = 16, STAT_SIZE = 32 }; // a filestat of preview 1
 
 // ask calls a function that writes a filestat to its last parameter. It uses a place in the guest's memory, and
 // restores the contents.
@@ -104,14 +104,17 @@ int p1_pass_list(call *c, uint32_t function, uint32_t nparams) {
   enum { LISTED = 8 };
   uint8_t stat[STAT];
   int64_t size, most = (int64_t)1 << 40;
+  uint64_t inode;
   if (c->size < STAT) return EFAULT_;
   wasmtime_val_raw_t v[] = {c->v[0], {.i32 = 0}};
   int error = ask(c, "fd_filestat_get", v, 2, 0, stat);
   if (error) return error;
   memcpy(&size, stat + STAT_SIZE, sizeof size);
+  memcpy(&inode, stat + STAT_INODE, sizeof inode);
   int64_t bytes = stat[STAT_TYPE] != DIRECTORY ? 0 : LISTED * (size < most ? size : most);
   if (!tw_take(c->i->account, TW_BYTES, bytes)) return ENOMEM_;
   error = p1_pass(c, function, nparams, 1);
+  if (error == EILSEQ_) error = p1_list(c, inode);
   tw_give(c->i->account, TW_BYTES, bytes);
   return error;
 }

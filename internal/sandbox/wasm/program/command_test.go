@@ -47,6 +47,7 @@ func TestCommandWithFiles(t *testing.T) {
 	r := startWorker(t, workerapi.WorkerConfig{})
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o777))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "\xff"), nil, 0o600))
 	p := r.command(func(s *workerapi.PodSpec) {
 		d, err := os.Open(dir)
 		require.NoError(t, err)
@@ -55,6 +56,7 @@ func TestCommandWithFiles(t *testing.T) {
 	}, "env", "A", "write", "/data/f", "text", "cat", "/data/f", "ls", "/data")
 	require.Zero(t, p.exit().ExitCode, p.logged("stderr"))
 	require.Equal(t, "b c\ntext\nf\n", p.logged("stdout"))
+	require.Contains(t, p.logged("stderr"), "names that are not UTF-8: 1 of its entries")
 	written, err := os.ReadFile(filepath.Join(dir, "f"))
 	require.NoError(t, err)
 	require.Equal(t, "text\n", string(written))
