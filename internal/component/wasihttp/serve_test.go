@@ -292,6 +292,13 @@ func TestInformationalResponses(t *testing.T) {
 		if isOK(g.call(types, "[method]response-outparam.send-informational", u32(out), u16(200), u32(g.fields()))) {
 			g.t.Error("send-informational accepted status 200")
 		}
+		for _, status := range []uint16{100, 101, 103} { // not final
+			response := g.call(types, "[constructor]outgoing-response", u32(g.fields())).U32()
+			if isOK(g.call(types, "[method]outgoing-response.set-status-code", u32(response), u16(status))) {
+				g.t.Errorf("set-status-code accepted %d", status)
+			}
+			g.state.Drop(response)
+		}
 		g.finish(g.respond(out, 204))
 	})
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())

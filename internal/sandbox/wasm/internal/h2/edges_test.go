@@ -55,9 +55,7 @@ func wantError(t *testing.T, call string, results chan error) {
 // trailer writes the HEADERS frame that ends a request.
 func (c *rawClient) trailer(id uint32) {
 	c.t.Helper()
-	c.block.Reset()
-	c.write(c.hpack.WriteField(hpackField("x-end", "yes")))
-	c.write(c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.block.Bytes(), EndHeaders: true, EndStream: true}))
+	c.headers(id, true, "x-end", "yes")
 }
 
 // mustNext is next for tests in which the connection must not end.
@@ -242,13 +240,53 @@ func TestPseudoValues(t *testing.T) {
 		{":method", "CONNECT", ":authority", "a\r\nx-evil: 1"},
 	} {
 		id := uint32(2*i + 1)
-		c.block.Reset()
-		for i := 0; i < len(fields); i += 2 {
-			c.write(c.hpack.WriteField(hpackField(fields[i], fields[i+1])))
-		}
-		c.write(c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.block.Bytes(), EndHeaders: true, EndStream: true}))
+		c.headers(id, true, fields...)
 		c.write(c.send())
 		c.wantReset(id, http2.ErrCodeProtocol)
+	}
+}
+
+// TestHost checks that :authority decides, and that a Host without it must be one valid value (RFC 9110, 7.2).
+func TestHost(t *testing.T) {
+	seen := make(chan string, 1)
+	_, address := start(t, testConfig(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		seen <- fmt.Sprint(r.Host, " ", r.Header)
+	})))
+	c := dialRaw(t, address)
+	for i, test := range []struct {
+		want   string // empty if the request is malformed
+		fields []string
+	}{
+		{"a map[]", []string{":authority", "a"}},
+		{"a map[]", []string{":authority", "a", "host", "a"}},
+		{"a map[]", []string{":authority", "a", "host", "b", "host", "c"}},
+		{"b map[]", []string{"host", "b"}},
+		{"b map[]", []string{":authority", "", "host", "b"}},
+		{" map[]", nil},
+		{"", []string{"host", "b", "host", "c"}},
+		{"", []string{"host", "b c"}},
+	} {
+		id := uint32(2*i + 1)
+		c.headers(id, true, append([]string{":method", "GET", ":scheme", "http", ":path", "/"}, test.fields...)...)
+		c.write(c.send())
+		if test.want == "" {
+			c.wantReset(id, http2.ErrCodeProtocol)
+		} else if got := <-seen; got != test.want {
+			t.Errorf("%q: the handler got %q, want %q", test.fields, got, test.want)
+		}
+	}
+}
+
+// TestSwitchingProtocols checks that a handler cannot answer 101, which HTTP/2 does not have (RFC 9113, 8.6).
+func TestSwitchingProtocols(t *testing.T) {
+	_, address := start(t, testConfig(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusSwitchingProtocols)
+	})))
+	c := dialRaw(t, address)
+	c.request(1, true)
+	c.write(c.send())
+	if f, ok := c.mustNext().(*http2.RSTStreamFrame); !ok || f.ErrCode != http2.ErrCodeInternal {
+		t.Errorf("answer = %v, want RST_STREAM INTERNAL_ERROR", f)
 	}
 }
 

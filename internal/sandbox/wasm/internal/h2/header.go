@@ -141,8 +141,10 @@ func (c *conn) request() (*http.Request, error) {
 		Method: p.method, Proto: "HTTP/2.0", ProtoMajor: 2, Header: header, Host: p.authority, RequestURI: p.path,
 		RemoteAddr: c.peer, TLS: c.tls,
 	}
-	if r.Host == "" {
-		r.Host = header.Get("Host")
+	if hosts := header["Host"]; r.Host == "" && len(hosts) > 0 { // beside :authority, Host has no effect, as gRPC demands (gRFC A41)
+		if r.Host = hosts[0]; len(hosts) > 1 || !httpguts.ValidHostHeader(r.Host) {
+			return nil, errMalformed
+		}
 	}
 	delete(header, "Host")
 	if r.ContentLength, err = contentLength(header["Content-Length"]); err != nil {

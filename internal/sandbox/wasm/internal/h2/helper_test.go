@@ -103,10 +103,15 @@ func (c *rawClient) send() error {
 // request writes the HEADERS frame of a request.
 func (c *rawClient) request(id uint32, end bool, fields ...string) {
 	c.t.Helper()
+	c.headers(id, end, append([]string{":method", "POST", ":scheme", "http", ":path", "/", ":authority", "test"}, fields...)...)
+}
+
+// headers writes a HEADERS frame.
+func (c *rawClient) headers(id uint32, end bool, fields ...string) {
+	c.t.Helper()
 	c.block.Reset()
-	list := append([]string{":method", "POST", ":scheme", "http", ":path", "/", ":authority", "test"}, fields...)
-	for i := 0; i < len(list); i += 2 {
-		c.write(c.hpack.WriteField(hpack.HeaderField{Name: list[i], Value: list[i+1]}))
+	for i := 0; i < len(fields); i += 2 {
+		c.write(c.hpack.WriteField(hpack.HeaderField{Name: fields[i], Value: fields[i+1]}))
 	}
 	c.write(c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.block.Bytes(), EndHeaders: true, EndStream: end}))
 }

@@ -46,11 +46,11 @@ func (w *response) Header() http.Header {
 // WriteHeader implements http.ResponseWriter.
 func (w *response) WriteHeader(status int) {
 	switch {
-	case status < 100 || status > 999:
+	case status < 100 || status > 999 || status == http.StatusSwitchingProtocols: // which HTTP/2 does not have (RFC 9113, 8.6)
 		panic("invalid status " + strconv.Itoa(status)) // as in net/http
 	case w.status != 0:
 		return
-	case status < 200 && status != http.StatusSwitchingProtocols:
+	case status < 200:
 		w.informational(status)
 		return
 	}
