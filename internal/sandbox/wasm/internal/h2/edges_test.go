@@ -290,6 +290,24 @@ func TestSwitchingProtocols(t *testing.T) {
 	}
 }
 
+// TestFramesOfIdleStreams checks that frames of streams that no client has opened end the connection (RFC 9113, 5.1 and 6.4).
+func TestFramesOfIdleStreams(t *testing.T) {
+	_, address := start(t, testConfig(http.NotFoundHandler()))
+	for _, id := range []uint32{2, 3} { // the server's, and one after the client's last
+		for _, frame := range []func(f *http2.Framer) error{
+			func(f *http2.Framer) error { return f.WriteRSTStream(id, http2.ErrCodeCancel) },
+			func(f *http2.Framer) error { return f.WriteWindowUpdate(id, 1) },
+			func(f *http2.Framer) error { return f.WriteData(id, true, nil) },
+		} {
+			c := dialRaw(t, address)
+			c.request(1, true)
+			c.write(frame(c.framer))
+			c.write(c.send())
+			c.wantGoAway(http2.ErrCodeProtocol)
+		}
+	}
+}
+
 // TestTrailerRace checks that a handler can use the trailer after the end of the body while another goroutine reads.
 func TestTrailerRace(t *testing.T) {
 	_, address := start(t, testConfig(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
