@@ -190,6 +190,18 @@ debian: build images ## test a real Debian with systemd and cloud-init as an emu
 	@hack/images/databases.sh
 	$(GOTEST) -timeout 1h -v ./test/debian/...
 
+.PHONY: test-host
+test-host: build images build/tools/critest ## test the Debian package in an ordinary Debian with systemd, cgroup v2 and AppArmor, in a machine (1 h; RUN=PATTERN runs some)
+	@hack/setup.sh debian
+	@hack/images/host.sh
+	rm -f build/release/tripod_*.deb
+	@$(MAKE) deb
+	$(GOTEST) -timeout 3h -v $(if $(RUN),-run '$(RUN)') ./test/host
+
+# The suite is a test binary. Its main package only links it.
+build/tools/critest: hack/critest/go.mod hack/critest/go.sum
+	cd hack/critest && go test -c -o $(CURDIR)/$@ sigs.k8s.io/cri-tools/cmd/critest
+
 .PHONY: soak
 soak: build images ## run random calls and faults against a real daemon, for TRIPOD_SOAK (30s, or 10000x cycles) per backend
 	$(GOTEST) -timeout 24h -v ./test/soak/...

@@ -26,7 +26,8 @@ func (p *parts) openStreams(ctx context.Context, c *config.Config, log *slog.Log
 	limits.Files = stream.FilesPerSession
 	p.streams, err = stream.NewDispatcher(ctx, stream.DispatcherConfig{
 		Address: c.GRPC.StreamingAddress, Dir: filepath.Join(c.State, "sessions"),
-		Command: []string{"sessions", "--log-level", c.Log.Level, "--log-format", c.Log.Format},
+		Command:      []string{"sessions", "--log-level", c.Log.Level, "--log-format", c.Log.Format},
+		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent,
 		Planner: p.node, Runtime: cri.StreamRuntime(p.node), Connections: limits, Logger: log.With("part", "stream"),
 	})
 	if err != nil {

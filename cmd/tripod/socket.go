@@ -22,10 +22,10 @@ const siocUnixFile = 0x89E0
 // while no daemon runs wait for it. It takes over such a socket if it is the one at the path.
 func listenKept(ctx context.Context, path string, systemd *notifier, log *slog.Logger) (*privateListener, error) {
 	l, err := keptListener(path, systemd, log)
-	if l == nil && err == nil {
-		l, err = listenPrivate(ctx, path, log)
+	if l != nil || err != nil {
+		return l, err
 	}
-	if err != nil {
+	if l, err = listenPrivate(ctx, path, log); err != nil {
 		return nil, err
 	}
 	stored, err := systemd.store(l)
@@ -50,7 +50,9 @@ func keptListener(path string, systemd *notifier, log *slog.Logger) (*privateLis
 		return nil, fmt.Errorf("the socket %s that systemd kept: %w; stop the service instead of restarting it, and start it", path, err)
 	}
 	log.Info("taking over the socket that systemd kept", "socket", path)
-	return &privateListener{l.(*net.UnixListener), log}, nil
+	kept := &privateListener{l.(*net.UnixListener), log}
+	kept.SetUnlinkOnClose(false)
+	return kept, nil
 }
 
 // isBound reports whether a file is a socket that is bound to the path, and not to a file that was there before.

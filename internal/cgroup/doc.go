@@ -4,8 +4,12 @@
 //
 //	Open ─► Tree ─┬─ Pod(parent, key)       the path of a pod's cgroup
 //	              ├─ Create, Apply          create it, set limits
-//	              ├─ Enter                  move the calling thread there, so that its children start there
-//	              └─ Kill, Remove, Marked   empty it, remove it, find leftovers
+//	              ├─ Start, Enter, Join     start processes there, or move them
+//	              ├─ Kill, Remove, Names    empty it, remove it, find leftovers
+//	              └─ Helpers                where processes live that serve pods and outlive the daemon
+//
+// With the systemd driver on v2, scopes and slices are units, which only systemd makes, limits and removes (systemd.go,
+// docs/adr/0073-*.md).
 //
 // Package stats reads what a cgroup has used. This package must not import stats, and must not know about pods beyond
 // their keys. docs/adr/0038-*.md explains which parts containerd/cgroups could replace.

@@ -17,6 +17,7 @@ import (
 
 	cgroups "github.com/containerd/cgroups/v3"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -216,6 +217,15 @@ func (g Tree) memoryFile() string {
 	return "memory.limit_in_bytes"
 }
 
+// TaskLimit returns what to write to limit the number of processes and threads in a cgroup; without a limit, to lift the limit.
+func (g Tree) TaskLimit(limit *specs.LinuxPids) []Write {
+	w := Write{Controller: "pids", File: "pids.max", Value: "max", Lifts: true}
+	if limit != nil && limit.Limit != nil && *limit.Limit > 0 {
+		w.Value, w.Lifts = strconv.FormatInt(*limit.Limit, 10), false
+	}
+	return []Write{w}
+}
+
 // CPUSet returns what to write to bind a cgroup to the CPUs and memory nodes in res.
 func CPUSet(res *runtimeapi.LinuxContainerResources) (w []Write) {
 	if v := res.GetCpusetCpus(); v != "" {
@@ -267,7 +277,13 @@ func (g Tree) Hierarchy(controller string) string {
 // Apply sets limits on a cgroup. It creates the cgroup in the hierarchies that the limits need. It can also change the
 // limits of a cgroup with processes. If the kernel cannot take a memory limit because the processes use more, the error
 // is errdefs.ErrFailedPrecondition.
+//
+// With the systemd driver, the limits are properties of the cgroup's unit. Those of a scope without a process are set when
+// Start or Join gives it one.
 func (g Tree) Apply(dir string, writes []Write) error {
+	if g.isScope(dir) || g.isSlice(dir) {
+		return units.limit(filepath.Join(g.Roots[""], dir), writes)
+	}
 	var refused []Write
 	for _, w := range writes {
 		err := g.write(dir, w)
@@ -305,8 +321,11 @@ func (g Tree) write(dir string, w Write) error {
 	return fmt.Errorf("limit %s: %w", w.Controller, err)
 }
 
-// Create creates a cgroup in every hierarchy, ready for processes.
+// Create creates a cgroup in every hierarchy, ready for processes. It does nothing for a scope, which Start and Join create.
 func (g Tree) Create(dir string) error {
+	if g.isScope(dir) {
+		return nil
+	}
 	for controller, root := range g.Roots {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			return fmt.Errorf("make cgroup: %w", err)
@@ -364,6 +383,11 @@ func (g Tree) left(dir string) []string {
 func (g Tree) Remove(ctx context.Context, dir string) error {
 	if dir == "" || dir == "/" || !strings.HasPrefix(path.Base(dir), Mark) {
 		return nil // not ours
+	}
+	if g.isScope(dir) || g.isSlice(dir) {
+		if err := units.forget(ctx, path.Base(dir)); err != nil {
+			return err
+		}
 	}
 	var errs []error
 	for _, full := range g.left(dir) {
@@ -519,7 +543,12 @@ func inheritCPUSet(root, dir string) {
 // Start calls prepare on the thread that starts cmd, so prepare can change that thread, for example its mount
 // namespace. The thread ends after the start, so only cmd inherits the change. If the cgroup does not exist, Start
 // returns errdefs.ErrFailedPrecondition.
+//
+// A scope of systemd begins with its first process: Start starts it among the helpers, and systemd moves it.
 func (g Tree) Start(cmd *exec.Cmd, dir string, prepare func() error) error {
+	if g.isScope(dir) && !exists(filepath.Join(g.Roots[""], dir)) {
+		return g.startScope(cmd, dir, prepare)
+	}
 	if dir != "" && g.V2 {
 		at, err := os.OpenFile(filepath.Join(g.Roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)
 		if err != nil {
@@ -543,6 +572,52 @@ func (g Tree) Start(cmd *exec.Cmd, dir string, prepare func() error) error {
 	})
 	go process.OnOwnThread(run)
 	return wait()
+}
+
+func (g Tree) startScope(cmd *exec.Cmd, dir string, prepare func() error) error {
+	helpers, err := g.Helpers(context.Background())
+	if err != nil {
+		return err
+	}
+	starting := path.Join(helpers, "starting")
+	if err := g.Create(starting); err != nil {
+		return err
+	}
+	if err := g.Start(cmd, starting, prepare); err != nil {
+		return err
+	}
+	if err := g.Join(dir, cmd.Process.Pid); err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return err
+	}
+	return nil
+}
+
+// Joinable returns an error if Join would fail because the cgroup is missing.
+func (g Tree) Joinable(dir string) error {
+	if g.isScope(dir) {
+		return nil
+	}
+	for _, full := range g.Dirs(dir) {
+		if _, err := os.Stat(full); err != nil {
+			return fmt.Errorf("check the cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// Join moves a process into a cgroup. It creates the cgroup if that is a scope.
+func (g Tree) Join(dir string, pid int) error {
+	if g.isScope(dir) && !exists(filepath.Join(g.Roots[""], dir)) {
+		return units.adopt(context.Background(), dir, pid)
+	}
+	for _, full := range g.Dirs(dir) {
+		if err := os.WriteFile(filepath.Join(full, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+			return fmt.Errorf("move process %d into cgroup %s: %w: %w", pid, dir, err, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
 }
 
 // Enter moves the calling thread into an existing cgroup, in all v1 hierarchies, so that its children start there. The

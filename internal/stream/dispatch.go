@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/fdpass"
 	"github.com/tripod-run/tripod/internal/process"
@@ -60,6 +62,8 @@ type DispatcherConfig struct {
 	// Command is the command line of a carrier, after the program's name and before the argument of Carry. The program
 	// is this process's own.
 	Command []string
+	// CgroupDriver and CgroupParent are the node's; carriers run among the helpers.
+	CgroupDriver, CgroupParent string
 	Planner Planner
 	// Runtime serves, in this process, the sessions that Planner cannot plan.
 	Runtime Runtime
@@ -316,7 +320,7 @@ func (d *Dispatcher) start(ctx context.Context) (*process.Process, error) {
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = []*os.File{listener, control, theirs} // carrierListener and the following
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = cmd.Start()
+	err = d.place(ctx, cmd)
 	theirs.Close()
 	if err != nil {
 		return nil, err
@@ -332,6 +336,23 @@ func (d *Dispatcher) start(ctx context.Context) (*process.Process, error) {
 	}
 	d.log.Info("session carrier started", "pid", p.Pid)
 	return p, nil
+}
+
+// place starts a carrier in a cgroup outside the daemon's.
+func (d *Dispatcher) place(ctx context.Context, carrier *exec.Cmd) error {
+	tree, err := cgroup.Open(cgroup.Defaults(d.config.CgroupDriver, d.config.CgroupParent))
+	if err != nil {
+		return err
+	}
+	helpers, err := tree.Helpers(ctx)
+	if err != nil {
+		return err
+	}
+	dir := path.Join(helpers, cgroup.Mark+"sessions")
+	if err := tree.Create(dir); err != nil {
+		return err
+	}
+	return tree.Start(carrier, dir, nil)
 }
 
 // awaitReady waits until the carrier writes to the pipe.

@@ -22,6 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/test/harness/testns"
 	"github.com/tripod-run/tripod/test/races"
 	"github.com/tripod-run/tripod/test/until"
 )
@@ -82,7 +83,7 @@ func startDaemon(t *testing.T, dir string, idle time.Duration) *daemon {
 	d := &daemon{}
 	var err error
 	d.Dispatcher, err = stream.NewDispatcher(t.Context(), stream.DispatcherConfig{
-		Dir: dir, Command: []string{carry}, Planner: fakePlanner{&d.reaped}, Runtime: fakeRuntime{},
+		Dir: dir, CgroupParent: testns.Cgroup(), Command: []string{carry}, Planner: fakePlanner{&d.reaped}, Runtime: fakeRuntime{},
 		Connections: connlimit.Config{Files: stream.FilesPerSession}, Idle: idle, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

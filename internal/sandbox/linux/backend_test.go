@@ -128,7 +128,8 @@ func TestStop(t *testing.T) {
 		}
 		deaf.stop(0) // a repeat
 		// A second call with a shorter grace ends the first one early.
-		deaf.start()
+		deaf.start() // and wait: SIGTERM would end the runtime's process in the container, before the program
+		deaf.waitLogs("up", 2)
 		first := make(chan error, 1)
 		go func() { first <- r.StopContainer(t.Context(), p.Pod, deaf.Container, time.Hour) }()
 		deaf.stop(0)
@@ -137,6 +138,7 @@ func TestStop(t *testing.T) {
 		}
 		// The end of the context ends the call, but the container is still killed.
 		deaf.start()
+		deaf.waitLogs("up", 3)
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if err := r.StopContainer(ctx, p.Pod, deaf.Container, 200*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {

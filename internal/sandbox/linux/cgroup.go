@@ -1,9 +1,12 @@
 package linux
 
 import (
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"maps"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
@@ -37,13 +40,40 @@ func (g cgroups) container(p *sandbox.Pod, id string) (oci, dir string) {
 	return dir, dir
 }
 
-// limit sets the limits of the whole pod on the pod's own cgroup, which it creates if necessary. It does nothing with
-// the systemd driver, or if the request names a parent cgroup: a caller that names a parent, such as the kubelet, sets
-// the limits on that parent.
+// crunCgroup is the cgroup that crun makes in a container's scope on v2, for the container's processes and limits.
+const crunCgroup = "container"
+
+// limitScope sets the limits of a container on its scope, if it has one. crun sets them on a cgroup below only, where those who
+// look at the scope do not see them. systemd may reset what is written to the files of the scope itself.
+func (g cgroups) limitScope(dir string, res *specs.LinuxResources) error {
+	if g.Driver != cgroup.DriverSystemd || !g.V2 || res == nil {
+		return nil
+	}
+	var l runtimeapi.LinuxContainerResources
+	if m := res.Memory; m != nil && m.Limit != nil {
+		l.MemoryLimitInBytes = *m.Limit
+	}
+	if c := res.CPU; c != nil {
+		l.CpusetCpus, l.CpusetMems = c.Cpus, c.Mems
+		if c.Quota != nil {
+			l.CpuQuota = *c.Quota
+		}
+		if c.Period != nil {
+			l.CpuPeriod = int64(*c.Period)
+		}
+		if c.Shares != nil {
+			l.CpuShares = int64(*c.Shares)
+		}
+	}
+	return g.Apply(dir, slices.Concat(g.Limits(&l, nil), cgroup.CPUSet(&l), g.TaskLimit(res.Pids)))
+}
+
+// limit sets the limits of the whole pod on the pod's own cgroup, which it creates if necessary. It does nothing if the
+// request names a parent cgroup: a caller that names a parent, such as the kubelet, sets the limits on that parent.
 func (g cgroups) limit(p *sandbox.Pod) error {
 	linux := p.Config.GetLinux()
 	dir, ours := g.pod(p)
-	if !ours || linux.GetCgroupParent() != "" || g.Driver == cgroup.DriverSystemd {
+	if !ours || linux.GetCgroupParent() != "" {
 		return nil
 	}
 	return g.Apply(dir, g.Limits(linux.GetResources(), linux.GetOverhead()))

@@ -36,7 +36,7 @@ type monitor struct {
 func openMonitor(ctx context.Context, cfg Config, g cgroups) (monitor, error) {
 	m, err := findMonitor(ctx, cfg)
 	if err == nil {
-		m.spawner, err = newSpawner(g)
+		m.spawner, err = newSpawner(ctx, g)
 	}
 	return m, err
 }
@@ -264,19 +264,15 @@ type spawner struct {
 	dir *os.File
 }
 
-// conmonCgroup is the name of the conmons' cgroup. It is below the default parent (cgroupfs) or the daemon's own cgroup
-// (systemd).
+// conmonCgroup is the name of the conmons' cgroup, which is one of the helpers'.
 const conmonCgroup = cgroup.Mark + "conmon"
 
-func newSpawner(g cgroups) (*spawner, error) {
-	dir := filepath.Join(g.Parent, conmonCgroup)
-	if g.Driver == cgroup.DriverSystemd {
-		own, err := ownCgroup(g)
-		if err != nil {
-			return nil, err
-		}
-		dir = filepath.Join(own, conmonCgroup)
+func newSpawner(ctx context.Context, g cgroups) (*spawner, error) {
+	helpers, err := g.Helpers(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("the monitors: %w", err)
 	}
+	dir := filepath.Join(helpers, conmonCgroup)
 	s := &spawner{jobs: make(chan func()), closed: make(chan struct{})}
 	if err := g.Create(dir); err != nil {
 		return nil, fmt.Errorf("the monitors: %w", err)
@@ -295,24 +291,6 @@ func newSpawner(g cgroups) (*spawner, error) {
 		return nil, fmt.Errorf("enter the monitors' cgroup: %w", err)
 	}
 	return s, nil
-}
-
-// ownCgroup returns the daemon's own cgroup, which systemd delegates to the daemon.
-func ownCgroup(g cgroups) (string, error) {
-	raw, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return "", err
-	}
-	want := "::"
-	if !g.V2 {
-		want = ":name=systemd:"
-	}
-	for line := range strings.SplitSeq(string(raw), "\n") {
-		if _, dir, ok := strings.Cut(line, want); ok {
-			return strings.TrimSuffix(dir, "/"+conmonCgroup), nil
-		}
-	}
-	return "", fmt.Errorf("/proc/self/cgroup names no cgroup of systemd: %w", errdefs.ErrUnavailable)
 }
 
 // loop runs jobs on its own thread, in the cgroup. The thread ends with the spawner.

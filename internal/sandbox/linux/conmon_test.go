@@ -8,7 +8,7 @@ import (
 // TestSpawnerCloses: a start that comes too late is refused.
 func TestSpawnerCloses(t *testing.T) {
 	r := newRig(t, "crun")
-	s, err := newSpawner(r.cgroups)
+	s, err := newSpawner(t.Context(), r.cgroups)
 	if err != nil {
 		t.Fatal(err)
 	}

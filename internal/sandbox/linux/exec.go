@@ -44,7 +44,7 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 // that holds the program's output, which would delay the exit code. And no process would reap the remains of a failed
 // exec.
 func (s *Sessions) exec(ctx context.Context, p sessionPlan, req sandbox.ExecRequest) (int32, error) {
-	m, rt, err := s.tools(p)
+	m, rt, err := s.tools(ctx, p)
 	if err != nil {
 		return 0, err
 	}

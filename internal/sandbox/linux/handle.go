@@ -126,6 +126,9 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		if err := fpCreated.Hit(ctx); err != nil {
 			return err
 		}
+		if err := b.cgroups.limitScope(s.Cgroup, config.Linux.Resources); err != nil {
+			return err
+		}
 		began = time.Now()
 		if err := b.runtime.start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0); err != nil {
 			return err

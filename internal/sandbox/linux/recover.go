@@ -248,7 +248,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 
 func (b *Backend) removeOrphanCgroups(ctx context.Context, keep map[string]bool) error {
 	if b.cgroups.Driver == cgroup.DriverSystemd {
-		return nil // systemd removes scopes and slices itself
+		return b.cgroups.RemoveSlices(ctx, "", keep) // systemd removes scopes itself
 	}
 	var errs []error
 	for _, id := range b.cgroups.Names() {

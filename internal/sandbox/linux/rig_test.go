@@ -424,9 +424,15 @@ func (c *testContainer) log() string {
 // waitLog waits until the log contains text.
 func (c *testContainer) waitLog(text string) {
 	c.pod.r.tb.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(c.log(), text); {
+	c.waitLogs(text, 1)
+}
+
+// waitLogs is like waitLog, for a text that the log contains n times.
+func (c *testContainer) waitLogs(text string, n int) {
+	c.pod.r.tb.Helper()
+	for deadline := time.Now().Add(20 * time.Second); strings.Count(c.log(), text) < n; {
 		if time.Now().After(deadline) {
-			c.pod.r.tb.Fatalf("log: got %q, want it to contain %q", c.log(), text)
+			c.pod.r.tb.Fatalf("log: got %q, want it to contain %q %d times", c.log(), text, n)
 		}
 		time.Sleep(5 * time.Millisecond) // pacing of a poll: another process writes the log
 	}

@@ -121,7 +121,7 @@ func (p sessionPlan) init() (*process.Process, error) {
 }
 
 // tools returns the programs that run another program in the container.
-func (s *Sessions) tools(p sessionPlan) (monitor, ociRuntime, error) {
+func (s *Sessions) tools(ctx context.Context, p sessionPlan) (monitor, ociRuntime, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.spawner == nil {
@@ -129,7 +129,7 @@ func (s *Sessions) tools(p sessionPlan) (monitor, ociRuntime, error) {
 		if err != nil {
 			return monitor{}, ociRuntime{}, err
 		}
-		if s.spawner, err = newSpawner(groups); err != nil {
+		if s.spawner, err = newSpawner(ctx, groups); err != nil {
 			return monitor{}, ociRuntime{}, err
 		}
 	}

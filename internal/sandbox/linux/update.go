@@ -3,6 +3,7 @@ package linux
 import (
 	"context"
 	"fmt"
+	"path"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -52,11 +53,20 @@ func (b *Backend) updateRunning(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	if err := b.runtime.update(ctx, c.ID, res); err != nil {
 		return err
 	}
+	if err := b.cgroups.limitScope(dir, res); err != nil {
+		return err
+	}
 	if wanted.GetCpuQuota() >= 0 {
 		return nil
 	}
 	// See spec.Resources: the runtime is not asked to lift a quota.
-	return b.cgroups.Apply(dir, b.cgroups.Limits(&runtimeapi.LinuxContainerResources{CpuQuota: -1}, nil))
+	lift := b.cgroups.Limits(&runtimeapi.LinuxContainerResources{CpuQuota: -1}, nil)
+	if crun := path.Join(dir, crunCgroup); b.cgroups.Joinable(crun) == nil {
+		if err := b.cgroups.Apply(crun, lift); err != nil {
+			return err
+		}
+	}
+	return b.cgroups.Apply(dir, lift)
 }
 
 // UpdateSandbox implements sandbox.PodUpdater.

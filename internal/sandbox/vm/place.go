@@ -10,18 +10,22 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
+// slicePrefix precedes the pod's ID in the names of our cgroups and, with the systemd driver, of the slices of pods without a
+// parent.
+const slicePrefix = "vm-"
+
 // cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. No
 // other backend may use names of this form, because each backend removes unknown cgroups whose names have the backend's
 // form.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
-//	systemd    <the pod's slice>/tripod-vm-<id>
+//	systemd    <the pod's slice>/tripod-vm-<id>.scope
 func (b *Backend) cgroupOf(p *sandbox.Pod) string {
-	name := cgroup.Mark + "vm-" + p.ID
+	name := cgroup.Mark + slicePrefix + p.ID
 	parent := p.Config.GetLinux().GetCgroupParent()
 	if b.cgroups.Driver == cgroup.DriverSystemd {
-		dir, _ := b.cgroups.Pod(parent, p.ID)
-		return path.Join(dir, name)
+		dir, _ := b.cgroups.Pod(parent, slicePrefix+p.ID)
+		return path.Join(dir, name+".scope")
 	}
 	if parent == "" {
 		parent = b.cgroups.Parent
@@ -39,7 +43,7 @@ func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContaine
 	return b.cgroups.Apply(dir, append(writes, cgroup.CPUSet(res)...))
 }
 
-// removeCgroup kills the processes in a cgroup and removes the cgroup.
+// removeCgroup kills the processes in a machine's cgroup and removes the cgroup and, if it is ours, the pod's slice.
 func (b *Backend) removeCgroup(ctx context.Context, dir string) error {
 	if dir == "" {
 		return nil
@@ -47,5 +51,8 @@ func (b *Backend) removeCgroup(ctx context.Context, dir string) error {
 	if err := b.cgroups.Kill(ctx, dir); err != nil {
 		return err
 	}
-	return b.cgroups.Remove(ctx, dir)
+	if err := b.cgroups.Remove(ctx, dir); err != nil || b.cgroups.Driver != cgroup.DriverSystemd {
+		return err
+	}
+	return b.cgroups.Remove(ctx, path.Dir(dir))
 }

@@ -357,7 +357,10 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	b.mu.Unlock()
 	b.sampler.Forget(p.ID)
 	b.sampler.Forget("pod " + p.ID)
-	return b.endIdle(ctx, scope)
+	if err := b.endIdle(ctx, scope); err != nil {
+		return err
+	}
+	return b.keeper.removeSlice(ctx, p)
 }
 
 // endIdle ends the workers of a scope if the scope has no pods. The node's current worker continues to run, for the

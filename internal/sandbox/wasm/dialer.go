@@ -130,7 +130,11 @@ func (d *dialers) spawn(ctx context.Context, p *dialerProcess) error {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return err
 	}
-	in := d.keeper.shared().forWorker(p.name)
+	shared, err := d.keeper.shared(ctx)
+	if err != nil {
+		return err
+	}
+	in := shared.forWorker(p.name)
 	p.cgroup = in.dir
 	if err := p.record(); err != nil { // before the cgroup exists, so that recovery finds the cgroup
 		return err
@@ -173,9 +177,6 @@ const dialerShare = 4
 // limitMemory bounds the memory of a dialer that has its own cgroup. A kernel without the memory controller cannot do
 // that, but pods can call out there, too.
 func (d *dialers) limitMemory(in place) {
-	if in.dir == "" {
-		return
-	}
 	limit := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: nodeMemory() / dialerShare}
 	if err := in.tree.Apply(in.dir, in.tree.Limits(limit, nil)); err != nil {
 		d.cfg.Logger.Warn("the dialer runs without a memory limit", "err", err)

@@ -137,11 +137,7 @@ func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, er
 		s = &starting{done: make(chan struct{})}
 		k.starting[scope] = s
 		name := k.freeName(scope)
-		in := k.shared()
-		if own != nil {
-			in = *own
-		}
-		k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.start(context.WithoutCancel(ctx), name, scope, in.forWorker(name), s) }))
+		k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.start(context.WithoutCancel(ctx), name, scope, own, s) }))
 	}
 	k.mu.Unlock()
 	select {
@@ -173,12 +169,12 @@ func (k *keeper) freeName(scope string) string {
 	}
 }
 
-// start starts a worker, adds it to the map and watches it.
-func (k *keeper) start(ctx context.Context, name, scope string, in place, s *starting) {
+// start starts a worker in its own place, or in that of shared workers, adds it to the map and watches it.
+func (k *keeper) start(ctx context.Context, name, scope string, own *place, s *starting) {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	w := newWorker(name, scope, filepath.Join(k.cfg.workersDir(), name), k.log)
-	err := k.spawn(ctx, w, in)
+	err := k.spawn(ctx, w, own)
 	k.mu.Lock()
 	delete(k.starting, scope)
 	if err == nil && k.closed {

@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"cmp"
 	"context"
 	"os/exec"
 	"path"
@@ -23,52 +24,54 @@ const (
 	foreignMinimum = workerReserve + 8<<20
 )
 
-// place is the cgroup that a worker starts in. If dir is empty, the worker starts in the daemon's cgroup. With the
-// systemd driver, dir is always empty, because only systemd creates cgroups. Workers in the cgroup of the daemon's
-// service are not killed when the service stops.
+// place is the parent of the cgroup that a worker starts in, and after forWorker the cgroup itself.
 type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
+	// suffix ends the cgroup's name.
+	suffix string
 	// oomScore is the oom_score_adj of the worker; nil means the daemon's.
 	oomScore *int64
 }
 
+// slicePrefix precedes the pod's ID in the names of the slices that pods without a parent get with the systemd driver.
+const slicePrefix = "wasm-"
+
 // cgroupName returns the name of a cgroup of this backend. Without the prefix, other backends could take it for the
 // cgroup of an unknown pod and remove it.
-func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
+func cgroupName(name string) string { return cgroup.Mark + slicePrefix + name }
 
 // forWorker returns the place of a worker's own cgroup below p. The cgroup is named after the worker, not the pod,
 // because the cgroup of the pod's previous worker can still exist when the next worker starts.
 func (p place) forWorker(worker string) place {
-	if p.dir != "" {
-		p.dir = path.Join(p.dir, cgroupName(worker))
-	}
+	p.dir = path.Join(p.dir, cgroupName(worker)+p.suffix)
 	return p
 }
 
 // shared returns the place of shared workers, which enforce the limits of their pods themselves.
-func (k *keeper) shared() place {
-	if k.cgroups.Driver != cgroup.DriverCgroupfs {
-		return place{}
-	}
-	return place{tree: k.cgroups, dir: k.cgroups.Parent}
+func (k *keeper) shared(ctx context.Context) (place, error) {
+	helpers, err := k.cgroups.Helpers(ctx)
+	return place{tree: k.cgroups, dir: helpers}, err
 }
 
 // own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, or below
 // the pod's cgroup if the container is foreign, with those of the container's limits that the kernel can enforce on a process.
+// With the systemd driver it is a scope in the pod's slice.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
-	if k.cgroups.Driver != cgroup.DriverCgroupfs {
-		return place{}
-	}
 	parent := p.Config.GetLinux().GetCgroupParent()
-	if parent == "" {
-		parent = k.cgroups.Parent
+	in := place{tree: k.cgroups, limits: limitsOf(k.cgroups, p, c)}
+	switch {
+	case sandbox.IsForeign(p, c):
+		in.dir, _ = k.cgroups.Pod(parent, p.ID)
+	case k.cgroups.Driver == cgroup.DriverSystemd:
+		in.dir, _ = k.cgroups.Pod(parent, slicePrefix+p.ID)
+	default:
+		in.dir = cmp.Or(parent, k.cgroups.Parent)
 	}
-	if sandbox.IsForeign(p, c) {
-		parent, _ = k.cgroups.Pod(parent, p.ID)
+	if k.cgroups.Driver == cgroup.DriverSystemd {
+		in.suffix = ".scope"
 	}
-	in := place{tree: k.cgroups, dir: parent, limits: limitsOf(k.cgroups, p, c)}
 	if sandbox.IsForeign(p, c) {
 		in.oomScore = new(c.Config.GetLinux().GetResources().GetOomScoreAdj())
 	}
@@ -100,9 +103,6 @@ func memoryLimit(p *sandbox.Pod, c *sandbox.Container) int64 {
 
 // start creates the cgroup, sets its limits and starts cmd in it.
 func (p place) start(cmd *exec.Cmd) error {
-	if p.dir == "" {
-		return cmd.Start()
-	}
 	if err := p.tree.Create(p.dir); err != nil {
 		return err
 	}
@@ -119,6 +119,18 @@ func (k *keeper) removeCgroup(dir string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endTime)
 	defer cancel()
+	return k.cgroups.Remove(ctx, dir)
+}
+
+// removeSlice removes the slice that the scopes of a pod's own workers have been in, if the pod had no parent.
+func (k *keeper) removeSlice(ctx context.Context, p *sandbox.Pod) error {
+	if k.cgroups.Driver != cgroup.DriverSystemd {
+		return nil
+	}
+	dir, ours := k.cgroups.Pod(p.Config.GetLinux().GetCgroupParent(), slicePrefix+p.ID)
+	if !ours {
+		return nil
+	}
 	return k.cgroups.Remove(ctx, dir)
 }
 

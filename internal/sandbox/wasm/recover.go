@@ -181,5 +181,6 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in in
 			errs = append(errs, w.end(ctx))
 		}
 	}
+	errs = append(errs, b.keeper.cgroups.RemoveSlices(ctx, slicePrefix, keep))
 	return errors.Join(errs...)
 }

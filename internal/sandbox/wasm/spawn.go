@@ -47,8 +47,8 @@ func maxFiles() uint64 {
 }
 
 // spawn starts the process of w and connects to it. If spawn fails, it removes what it has created.
-func (k *keeper) spawn(ctx context.Context, w *worker, in place) error {
-	err := guard.Call(k.log, "wasm worker", func() error { return k.launch(ctx, w, in) })
+func (k *keeper) spawn(ctx context.Context, w *worker, own *place) error {
+	err := guard.Call(k.log, "wasm worker", func() error { return k.launch(ctx, w, own) })
 	if err != nil {
 		err = errors.Join(err, k.undoSpawn(w))
 	}
@@ -56,10 +56,18 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) error {
 }
 
 // launch is spawn without the roll-back.
-func (k *keeper) launch(ctx context.Context, w *worker, in place) (err error) {
+func (k *keeper) launch(ctx context.Context, w *worker, own *place) (err error) {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return fmt.Errorf("wasm worker: %w", err)
 	}
+	if own == nil {
+		shared, err := k.shared(ctx)
+		if err != nil {
+			return err
+		}
+		own = &shared
+	}
+	in := own.forWorker(w.name)
 	w.cgroup = in.dir
 	if err := w.writeState(); err != nil { // before the cgroup exists, so that recovery finds the cgroup
 		return err

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -56,8 +55,10 @@ func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *laun
 	if err := os.MkdirAll(def.Dir, 0o700); err != nil {
 		return l, err
 	}
-	if err := d.checkCgroup(def.Cgroup); err != nil {
-		return l, err
+	if def.Cgroup != "" { // otherwise libvirt chooses the cgroup
+		if err := d.cfg.Cgroup.Joinable(def.Cgroup); err != nil {
+			return l, err
+		}
 	}
 	if err := d.layout.prepare(def); err != nil {
 		return l, err
@@ -273,26 +274,10 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 	return fdpass.Reply{Body: l.grant, Files: files}, nil
 }
 
-// checkCgroup checks that the cgroup exists. If the path is "", libvirt chooses the cgroup.
-func (d *Driver) checkCgroup(cgroup string) error {
-	if cgroup == "" {
-		return nil
-	}
-	for _, dir := range d.cfg.Cgroup.Dirs(cgroup) {
-		if _, err := os.Stat(dir); err != nil {
-			return fmt.Errorf("check the machine's cgroup: %w", err)
-		}
-	}
-	return nil
-}
-
 // joinCgroup moves a process into a cgroup.
 func (d *Driver) joinCgroup(cgroup string, pid int) error {
-	for _, dir := range d.cfg.Cgroup.Dirs(cgroup) {
-		err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
-		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("move process %d into cgroup %s: %w: %w", pid, cgroup, err, errdefs.ErrFailedPrecondition)
-		}
+	if err := d.cfg.Cgroup.Join(cgroup, pid); !errors.Is(err, unix.ESRCH) {
+		return err
 	}
 	return nil
 }

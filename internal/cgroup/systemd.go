@@ -1,0 +1,315 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	systemd "github.com/coreos/go-systemd/v22/dbus"
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/cpuset"
+)
+
+// With the systemd driver on cgroup v2, systemd owns the hierarchy: it removes the cgroups and resets the files that are not of
+// its units, whenever it likes (systemd's CGROUP_DELEGATION.md). So our cgroups are units: a scope for each container, machine
+// and worker, a slice for each pod that has none from a kubelet, and one delegated service for the helpers of all pods.
+
+// unitTime limits one order to systemd.
+const unitTime = 30 * time.Second
+
+// helpersUnit is the service whose cgroup the helpers share, and helpersDir the path of that cgroup.
+const (
+	helpersUnit = Mark + "helpers.service"
+	helpersDir  = "/tripod.slice/" + helpersUnit
+)
+
+// units orders units of systemd. It connects when it is first needed, and again when the connection has ended.
+var units manager
+
+type manager struct {
+	mu   sync.Mutex
+	conn *systemd.Conn
+	// limits holds the properties of scopes that do not exist yet, because a scope begins with its first process.
+	limits map[string][]systemd.Property
+}
+
+func (m *manager) connection() (*systemd.Conn, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.conn != nil && m.conn.Connected() {
+		return m.conn, nil
+	}
+	conn, err := systemd.NewWithContext(context.Background()) // the connection ends with its context
+	if err != nil {
+		return nil, fmt.Errorf("connect to systemd: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	m.conn = conn
+	return conn, nil
+}
+
+// do gives systemd an order and waits until the order is carried out.
+func (m *manager) do(ctx context.Context, unit string, order func(context.Context, *systemd.Conn, chan<- string) (int, error)) error {
+	conn, err := m.connection()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, unitTime)
+	defer cancel()
+	result := make(chan string, 1)
+	if _, err := order(ctx, conn, result); err != nil {
+		return fmt.Errorf("systemd unit %s: %w", unit, err)
+	}
+	select {
+	case r := <-result:
+		if r != "done" {
+			return fmt.Errorf("systemd unit %s: the job ended with %q: %w", unit, r, errdefs.ErrUnavailable)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("systemd unit %s: %w", unit, context.Cause(ctx))
+	}
+}
+
+// start makes a transient unit. An existing unit of that name is not an error.
+func (m *manager) start(ctx context.Context, unit string, properties ...systemd.Property) error {
+	err := m.do(ctx, unit, func(ctx context.Context, c *systemd.Conn, ch chan<- string) (int, error) {
+		return c.StartTransientUnitContext(ctx, unit, "replace", properties, ch)
+	})
+	if isDBus(err, "org.freedesktop.systemd1.UnitExists") {
+		return nil
+	}
+	return err
+}
+
+// stop stops a unit, which ends its processes. A missing unit is not an error.
+func (m *manager) stop(ctx context.Context, unit string) error {
+	err := m.do(ctx, unit, func(ctx context.Context, c *systemd.Conn, ch chan<- string) (int, error) {
+		return c.StopUnitContext(ctx, unit, "replace", ch)
+	})
+	if isDBus(err, "org.freedesktop.systemd1.NoSuchUnit") {
+		return nil
+	}
+	if err == nil { // it may have failed before, and would be kept for its state
+		if conn, connErr := m.connection(); connErr == nil {
+			_ = conn.ResetFailedUnitContext(ctx, unit) // fails if the unit is gone, as it should be
+		}
+	}
+	return err
+}
+
+// set changes properties of a running unit.
+func (m *manager) set(ctx context.Context, unit string, properties []systemd.Property) error {
+	conn, err := m.connection()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, unitTime)
+	defer cancel()
+	if err := conn.SetUnitPropertiesContext(ctx, unit, true, properties...); err != nil {
+		return fmt.Errorf("systemd unit %s: %w", unit, err)
+	}
+	return nil
+}
+
+func isDBus(err error, name string) bool {
+	var e dbus.Error
+	return errors.As(err, &e) && e.Name == name
+}
+
+// isScope reports whether a cgroup is a scope that only systemd can make.
+func (g Tree) isScope(dir string) bool { return g.units() && strings.HasSuffix(dir, ".scope") }
+
+// isSlice reports whether a cgroup is a slice that only systemd can make.
+func (g Tree) isSlice(dir string) bool { return g.units() && strings.HasSuffix(dir, ".slice") }
+
+// units reports whether cgroups are units of systemd.
+func (g Tree) units() bool { return g.Driver == DriverSystemd && g.V2 }
+
+// Helpers returns the path of the cgroup for processes that serve pods and outlive the daemon, such as the monitors of
+// containers. Callers make cgroups below it. It is the default parent, or with the systemd driver a service of its own, so that
+// restarts of the daemon's service do not concern the helpers. Helpers makes that service if it does not run.
+func (g Tree) Helpers(ctx context.Context) (string, error) {
+	if g.Driver == DriverCgroupfs {
+		return g.Parent, nil
+	}
+	if !g.V2 {
+		return ExpandSlice(path.Base(g.Parent)), nil
+	}
+	root := filepath.Join(g.Roots[""], helpersDir)
+	if exists(root) {
+		return helpersDir, nil
+	}
+	err := units.start(ctx, helpersUnit,
+		systemd.PropDescription("Monitors, workers and sessions of Tripod's pods"), systemd.PropSlice("tripod.slice"),
+		// A unit lives as long as its process. Before= makes it end after the daemon, when the host shuts down.
+		systemd.PropExecStart([]string{"/bin/sleep", "infinity"}, false), systemd.PropBefore("tripod.service"),
+		systemd.Property{Name: "Delegate", Value: dbus.MakeVariant(true)}, noTaskLimit)
+	if err != nil {
+		return "", err
+	}
+	// A cgroup with processes of its own cannot divide its resources.
+	hold := filepath.Join(root, "main")
+	if err := os.MkdirAll(hold, 0o755); err != nil {
+		return "", err
+	}
+	own, err := os.ReadFile(filepath.Join(root, "cgroup.procs"))
+	if err != nil {
+		return "", err
+	}
+	for pid := range strings.FieldsSeq(string(own)) {
+		if err := os.WriteFile(filepath.Join(hold, "cgroup.procs"), []byte(pid), 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return "", err
+		}
+	}
+	return helpersDir, nil
+}
+
+// noTaskLimit lifts systemd's default limit, a share of the host's.
+var noTaskLimit = systemd.Property{Name: "TasksMax", Value: dbus.MakeVariant(uint64(math.MaxUint64))}
+
+// adopt makes a scope with a process, and with the limits that Apply was given for it.
+func (m *manager) adopt(ctx context.Context, dir string, pid int) error {
+	m.mu.Lock()
+	limits := m.limits[path.Base(dir)]
+	delete(m.limits, path.Base(dir))
+	m.mu.Unlock()
+	properties := append([]systemd.Property{
+		systemd.PropDescription("Tripod " + strings.TrimPrefix(strings.TrimSuffix(path.Base(dir), ".scope"), Mark)),
+		systemd.PropSlice(path.Base(path.Dir(dir))), systemd.PropPids(uint32(pid)), noTaskLimit,
+		{Name: "Delegate", Value: dbus.MakeVariant(true)},
+		// A scope whose process was killed must not stay behind as failed.
+		{Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")},
+	}, limits...)
+	return m.start(ctx, path.Base(dir), properties...)
+}
+
+// limit sets limits of a scope or slice: of a running one at once, of a scope otherwise when its first process joins it.
+func (m *manager) limit(dir string, writes []Write) error {
+	properties, err := propertiesOf(writes)
+	if err != nil || len(properties) == 0 {
+		return err
+	}
+	unit := path.Base(dir)
+	switch {
+	case exists(dir):
+		return m.set(context.Background(), unit, properties)
+	case strings.HasSuffix(unit, ".slice"):
+		return m.start(context.Background(), unit, properties...)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.limits == nil {
+		m.limits = map[string][]systemd.Property{}
+	}
+	m.limits[unit] = properties
+	return nil
+}
+
+// forget stops a unit whose processes have ended.
+func (m *manager) forget(ctx context.Context, unit string) error {
+	m.mu.Lock()
+	delete(m.limits, unit)
+	m.mu.Unlock()
+	return m.stop(ctx, unit)
+}
+
+// propertiesOf translates writes to files of cgroup v2 to properties of a unit (systemd.resource-control(5)).
+func propertiesOf(writes []Write) (properties []systemd.Property, err error) {
+	set := func(name string, value any) {
+		properties = append(properties, systemd.Property{Name: name, Value: dbus.MakeVariant(value)})
+	}
+	for _, w := range writes {
+		switch w.File {
+		case "memory.max", "pids.max", "cpu.weight":
+			value := uint64(math.MaxUint64)
+			if w.Value != "max" {
+				value, err = strconv.ParseUint(w.Value, 10, 64)
+			}
+			set(map[string]string{"memory.max": "MemoryMax", "pids.max": "TasksMax", "cpu.weight": "CPUWeight"}[w.File], value)
+		case "cpu.max":
+			if w.Value == "max" {
+				set("CPUQuotaPerSecUSec", uint64(math.MaxUint64))
+				continue
+			}
+			var quota, period uint64
+			if _, err = fmt.Sscan(w.Value, &quota, &period); err == nil {
+				set("CPUQuotaPeriodUSec", period)
+				set("CPUQuotaPerSecUSec", quota*1_000_000/period)
+			}
+		case "cpuset.cpus", "cpuset.mems":
+			var list cpuset.CPUSet
+			list, err = cpuset.Parse(w.Value)
+			set(map[string]string{"cpuset.cpus": "AllowedCPUs", "cpuset.mems": "AllowedMemoryNodes"}[w.File], bitmap(list))
+		default:
+			err = fmt.Errorf("no property of systemd sets %s: %w", w.File, errdefs.ErrNotImplemented)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("limit %s to %q: %w", w.Controller, w.Value, err)
+		}
+	}
+	return properties, nil
+}
+
+// bitmap returns the numbers of a set as the bits of bytes, the lowest first.
+func bitmap(set cpuset.CPUSet) []byte {
+	var bits big.Int
+	for _, n := range set.UnsortedList() {
+		bits.SetBit(&bits, n, 1)
+	}
+	bytes := bits.Bytes()
+	slices.Reverse(bytes)
+	return bytes
+}
+
+// ownSlices returns the paths of the slices, by the IDs of their pods, that pods without a parent got from Pod with a key of this
+// prefix and their ID. Without the systemd driver there are none.
+func (g Tree) ownSlices(ctx context.Context, prefix string) (map[string]string, error) {
+	if !g.units() {
+		return nil, nil
+	}
+	conn, err := units.connection()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, unitTime)
+	defer cancel()
+	before := strings.TrimSuffix(path.Base(g.Parent), ".slice") + "-" + prefix
+	loaded, err := conn.ListUnitsByPatternsContext(ctx, nil, []string{before + "*.slice"})
+	if err != nil {
+		return nil, fmt.Errorf("list units of systemd: %w", err)
+	}
+	own := map[string]string{}
+	for _, unit := range loaded {
+		if id := strings.TrimSuffix(strings.TrimPrefix(unit.Name, before), ".slice"); ID.MatchString(id) {
+			own[id] = ExpandSlice(unit.Name)
+		}
+	}
+	return own, nil
+}
+
+// RemoveSlices removes the slices of the pods that are not to be kept, with what runs in them.
+func (g Tree) RemoveSlices(ctx context.Context, prefix string, keep map[string]bool) error {
+	have, err := g.ownSlices(ctx, prefix)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for id, dir := range have {
+		if !keep[id] {
+			errs = append(errs, g.Kill(ctx, dir), g.Remove(ctx, dir))
+		}
+	}
+	return errors.Join(errs...)
+}

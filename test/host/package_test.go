@@ -1,0 +1,88 @@
+package host
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestReboot: after a reboot of the host, the daemon is up again and knows the pods, whose containers have ended with it.
+// Nothing of them is left once they are removed.
+func TestReboot(t *testing.T) {
+	before := node.run(t, "cat /proc/sys/kernel/random/boot_id")
+	names := runThree(t, "")
+	wantReady(t, names...)
+	node.reboot(t)
+	if now := node.run(t, "cat /proc/sys/kernel/random/boot_id"); now == before {
+		t.Fatal("the host has not been booted again")
+	}
+	node.run(t, "timeout 120 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.5; done'")
+	pods, containers := node.run(t, "tripod pods"), node.run(t, "tripod ps --all")
+	for _, name := range names {
+		if !strings.Contains(pods, name) || strings.Count(pods, "NotReady") != len(names) {
+			t.Errorf("pods after the reboot: got\n%s\nwant %s, not ready", pods, name)
+		}
+		if !strings.Contains(containers, name) || strings.Count(containers, "Exited") != len(names) {
+			t.Errorf("containers after the reboot: got\n%s\nwant that of %s, exited", containers, name)
+		}
+	}
+	if log := node.run(t, "journalctl --boot --quiet --no-pager --unit tripod --priority warning; journalctl --boot --quiet --no-pager --unit tripod | grep level=ERROR || true"); log != "" {
+		t.Errorf("warnings and errors of the boot:\n%s", log)
+	}
+	node.run(t, "tripod rmp --all --force")
+	left := node.run(t, `find /sys/fs/cgroup -type d -name 'tripod-*' ! -name 'tripod-helpers.service' -path '*.slice/tripod-*' ! -path '*helpers*'
+	grep tripod /proc/self/mountinfo; ip -o link | grep veth; ls /run/tripod/netns /var/lib/tripod/linux; pgrep -x conmon; pgrep -x qemu-system-x86; true`)
+	if left != "" {
+		t.Errorf("left after the reboot, when the pods are removed:\n%s", left)
+	}
+	wantReady(t, runThree(t, "-again")...)
+}
+
+// TestUpgrade: installing the package again restarts the daemon. Pods run on, and no request to one fails meanwhile.
+func TestUpgrade(t *testing.T) {
+	names := runThree(t, "")
+	processes := "pgrep -x nginx; pgrep -x tripod-wasm; pgrep -x qemu-system-x86"
+	before := node.run(t, "%s", processes)
+	node.run(t, `web=$(tripod inspectp web | jq -r .status.network.ip)
+	cat >/root/load.sh <<L
+	while [ -e /root/load ]; do curl --silent --show-error --fail --max-time 20 http://$web/ >/dev/null || echo failed; echo done; done
+L
+	touch /root/load; bash /root/load.sh >/root/load.log 2>&1 &`)
+	node.run(t, "dpkg --install /payload/tripod.deb; dpkg --install /payload/tripod.deb")
+	wantReady(t, names...)
+	out := node.run(t, "rm /root/load; sleep 2; cat /root/load.log")
+	if strings.Contains(out, "failed") || strings.Count(out, "done") < 20 {
+		t.Errorf("requests during two upgrades: %d, log:\n%.2000s", strings.Count(out, "done"), strings.ReplaceAll(out, "done\n", ""))
+	}
+	if after := node.run(t, "%s", processes); after != before {
+		t.Errorf("processes of the pods: got %q after two upgrades, want %q", after, before)
+	}
+}
+
+// TestPurge: the package refuses to go while pods run. A purge then leaves nothing, and the package can be installed again.
+func TestPurge(t *testing.T) {
+	runThree(t, "")
+	if out, err := node.try(t, "dpkg --purge tripod"); err == nil || !strings.Contains(out, "pods are running") {
+		t.Errorf("purge with running pods: got error %v, want a refusal:\n%s", err, out)
+	}
+	node.run(t, "tripod rmp --all --force; dpkg --purge tripod")
+	left := node.run(t, `systemctl list-units --all --plain --no-legend 'tripod*' | grep -v '^tripod.*slice'; systemctl list-unit-files 'tripod*' --no-legend
+	find /etc /usr /run /var/lib /sys/fs/cgroup -name '*tripod*' ! -path '/usr/share/doc/*' ! -path '/var/lib/dpkg/*' ! -path '/etc/tripod*' ! -name 'tripod*.slice' ! -path '/run/systemd/transient/*' 2>/dev/null
+	grep tripod /proc/self/mountinfo; pgrep -fl 'tripod|conmon' | grep -v 'images serve' | grep -v pgrep | grep -v bash; true`)
+	if left != "" {
+		t.Errorf("left after the purge:\n%s", left)
+	}
+	node.run(t, "%s", prepare)
+	wantReady(t, runThree(t, "-new")...)
+}
+
+// reboot boots the machine again.
+func (g *guest) reboot(t testing.TB) {
+	t.Helper()
+	_, _ = g.try(t, "systemctl reboot") // the connection can end first
+	g.disconnect()
+	time.Sleep(5 * time.Second) // until sshd has stopped
+	if err := g.waitBoot(bootTime); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,179 @@
+package host
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Images of the three kinds of pod.
+const (
+	nginx   = "registry.k8s.io/e2e-test-images/nginx:1.14-2"
+	greeter = "images.test/tripod/wasm/greeter-c:1"
+	disk    = "images.test/tripod/vm/disk:1"
+)
+
+// runThree runs a pod of each kind, with names that end in the given suffix, and returns the names.
+func runThree(t *testing.T, suffix string) []string {
+	t.Helper()
+	names := []string{"web" + suffix, "component" + suffix, "machine" + suffix}
+	node.run(t, "tripod run --name %s %s; tripod run --runtime wasm --name %s %s; tripod run --runtime vm --name %s %s",
+		names[0], nginx, names[1], greeter, names[2], disk)
+	t.Cleanup(func() { _, _ = node.try(t, "tripod rmp --all --force") })
+	return names
+}
+
+// wantReady waits until the daemon answers, and checks that these pods and their containers run.
+func wantReady(t *testing.T, names ...string) {
+	t.Helper()
+	out := node.run(t, "timeout 60 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.2; done'; tripod pods; tripod ps")
+	for _, name := range names {
+		if !regexp.MustCompile(`Ready +`+name+` `).MatchString(out) || !regexp.MustCompile(`Running .* `+name+"\n").MatchString(out) {
+			t.Errorf("pod %s does not run:\n%s", name, out)
+		}
+	}
+}
+
+// TestHelpersHaveTheirOwnUnit: the daemon's service has the daemon only, so that restarts and kills of the service concern
+// nothing else, and systemd says nothing alarming about them.
+func TestHelpersHaveTheirOwnUnit(t *testing.T) {
+	names := runThree(t, "")
+	node.run(t, "tripod exec web true") // starts a carrier of sessions
+	if out := node.run(t, "cat /sys/fs/cgroup/system.slice/tripod.service/cgroup.procs; find /sys/fs/cgroup/system.slice/tripod.service -mindepth 1 -type d"); strings.Count(out, "\n") != 1 {
+		t.Errorf("processes and cgroups of the daemon's service: got %q, want the daemon's PID only", out)
+	}
+	for _, helper := range []string{"conmon", "wasm-node.1", "sessions"} {
+		if out := node.run(t, "cat /sys/fs/cgroup/tripod.slice/tripod-helpers.service/tripod-%s/cgroup.procs || true", helper); out == "" {
+			t.Errorf("no process of %s among the helpers", helper)
+		}
+	}
+	since := strings.TrimSpace(node.run(t, "date +%%s"))
+	for i := range 10 {
+		if i%2 == 0 {
+			node.run(t, "systemctl restart tripod")
+		} else {
+			node.run(t, "systemctl kill --signal KILL tripod; sleep 2")
+		}
+		wantReady(t, names...)
+	}
+	// What systemd says of a service that was killed is not about its helpers.
+	log := node.run(t, "journalctl --no-pager --quiet --since @%s --priority warning _PID=1 | grep tripod | grep -vE 'Failed with result .signal.|Main process exited' || true", since)
+	if log != "" {
+		t.Errorf("systemd warns about ten restarts:\n%s", log)
+	}
+}
+
+// snapshot names what pods must not leave behind: units, cgroups, mounts, links, rules and processes.
+func snapshot(t *testing.T) []string {
+	t.Helper()
+	out := node.run(t, `
+	systemctl list-units --all --plain --no-legend 'tripod*' | cut -d' ' -f1 | sed 's/^/unit /'
+	find /sys/fs/cgroup -type d -name '*tripod*' -printf 'cgroup %%p\n'
+	grep tripod /proc/self/mountinfo | cut -d' ' -f5 | sed 's/^/mount /'
+	ip -o link | cut -d: -f2 | sed 's/@.*//; s/^/link/'
+	iptables-save | grep ^-A | sed 's/^/rule /'
+	ls /var/lib/tripod/linux /run/tripod/netns /var/lib/cni 2>/dev/null | sed 's/^/file /'
+	for exe in conmon qemu-system-x86_64 virtiofsd catatonit; do pgrep -x $exe | sed "s/^/process $exe /"; done || true`)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	slices.Sort(lines)
+	return slices.Compact(lines)
+}
+
+// wantNothingLeft waits until what is there is what was there before.
+func wantNothingLeft(t *testing.T, before []string) {
+	t.Helper()
+	var left []string
+	for range 20 {
+		left = nil
+		for _, line := range snapshot(t) {
+			if _, found := slices.BinarySearch(before, line); !found {
+				left = append(left, line)
+			}
+		}
+		if left == nil {
+			return
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+	t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
+}
+
+// TestNothingIsLeft: whatever the order in which pods are made, stopped and removed and the daemon is killed and restarted, no
+// unit, cgroup, mount, link, rule or process of a pod stays.
+func TestNothingIsLeft(t *testing.T) {
+	runThree(t, "-first") // what belongs to the node, such as the bridge and the shared worker, comes with the first pods
+	node.run(t, "tripod rmp --all --force")
+	before := snapshot(t)
+	const kill, restart = "systemctl kill --signal KILL tripod; sleep 3; ", "systemctl restart tripod; "
+	for name, order := range map[string]string{
+		"removed":                       "tripod rmp --all --force",
+		"stopped, removed":              "tripod stopp $(tripod pods --quiet); tripod rmp --all",
+		"kill, removed":                 kill + "tripod rmp --all --force",
+		"restart, removed":              restart + "tripod rmp --all --force",
+		"stopped, kill, removed":        "tripod stopp $(tripod pods --quiet); " + kill + "tripod rmp --all --force",
+		"kill during removal, removed":  "(sleep 0.5; systemctl kill --signal KILL tripod) & tripod rmp --all --force; wait; sleep 3; tripod rmp --all --force",
+		"processes killed, removed":     "pkill -KILL -x nginx; pkill -KILL -x qemu-system-x86; sleep 1; tripod rmp --all --force",
+		"daemon and processes, removed": "systemctl kill --signal KILL tripod; pkill -KILL -x conmon; pkill -KILL -x nginx; pkill -KILL -x qemu-system-x86; sleep 3; tripod rmp --all --force",
+	} {
+		t.Run(name, func(t *testing.T) {
+			runThree(t, "")
+			node.run(t, "%s", order)
+			wantNothingLeft(t, before)
+		})
+	}
+	t.Run("two hundred pods with ten kills", func(t *testing.T) {
+		for i := range 10 {
+			node.run(t, `for n in $(seq 20); do tripod run --name p%d-$n %s >/dev/null & [ $((n %% 5)) != 0 ] || wait; done; wait
+			systemctl kill --signal KILL tripod; sleep 2; timeout 60 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.2; done'; tripod rmp --all --force >/dev/null`, i, nginx)
+		}
+		wantNothingLeft(t, before)
+	})
+}
+
+// TestLimitsOfUnits: the limits of containers, machines and workers are those of the units that `tripod inspect` names, also
+// after systemd has read its files again or changed a neighbour, and after a resize.
+func TestLimitsOfUnits(t *testing.T) {
+	runThree(t, "")
+	client := node.cri(t)
+	const memory, bigger = int64(128 << 20), int64(192 << 20)
+	var ids []string
+	for _, runtime := range []string{"crun", "runc"} {
+		resources := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory, CpuQuota: 50_000, CpuPeriod: 100_000, CpuShares: 512, CpusetCpus: "0"}
+		ids = append(ids, runLimited(t, client, runtime, resources))
+	}
+	read := func(id string) string {
+		return node.run(t, `cgroup=/sys/fs/cgroup$(tripod inspect %s | jq -r .info.info.cgroup)
+		cat $cgroup/memory.max $cgroup/cpu.max $cgroup/cpu.weight $cgroup/cpuset.cpus`, id)
+	}
+	shake := "systemctl daemon-reload; systemctl set-property --runtime tripod.slice CPUWeight=90; systemctl set-property --runtime tripod-vm.slice CPUWeight=90"
+	for _, id := range ids {
+		for _, order := range []string{"true", shake} {
+			node.run(t, "%s", order)
+			if got, want := read(id), fmt.Sprintf("%d\n50000 100000\n20\n0\n", memory); got != want {
+				t.Errorf("limits of %s after %q: got %q, want %q", id, order, got, want)
+			}
+		}
+		_, err := client.UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{
+			MemoryLimitInBytes: bigger, CpuQuota: 70_000, CpuPeriod: 100_000, CpuShares: 512, CpusetCpus: "0-1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := read(id), fmt.Sprintf("%d\n70000 100000\n20\n0-1\n", bigger); got != want {
+			t.Errorf("limits of %s after a resize: got %q, want %q", id, got, want)
+		}
+		inside := "cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max 2>/dev/null || true"
+		node.run(t, "tripod exec %s sh -c '%s'", id, inside)
+	}
+	for _, order := range []string{"true", shake} {
+		node.run(t, "%s", order)
+		got := node.run(t, "cat /sys/fs/cgroup/tripod.slice/tripod-vm.slice/*/*.scope/memory.max")
+		if want := fmt.Sprintln(512<<20 + 256<<20); got != want {
+			t.Errorf("memory limit of the machine after %q: got %q, want %q", order, got, want)
+		}
+	}
+}
