@@ -21,6 +21,7 @@ PREFIX      ?= /usr/local
 # Flags for go build; releases use -trimpath. (Without it, the tests share the build cache.)
 BUILDFLAGS  ?=
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
+NETWORKDIR  ?= $(dir $(UNITDIR))network
 
 GOTEST      := go test -count=1 -timeout 40m
 # CI runs tests that depend on installed programs, even if Go has their result in its cache (hack/unit.sh).
@@ -94,9 +95,9 @@ flaky: build images build/tools/gotestsum build/tools/h2spec ## run the unit tes
 	@hack/flaky.sh '$(or $(N),50)' '$(or $(PKG),./cmd/... ./internal/...)' $(if $(RUN),-run '$(RUN)')
 
 .PHONY: test-all
-test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, MQTT clients, a real kubelet with its node specs, soak, short fuzzing, a real Debian
+test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, MQTT clients, a real kubelet with its node specs, soak, short fuzzing, a real Debian, an ordinary host
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-mqtt test-kubelet test-e2e-node test-release fuzz fuzz-mqtt debian
+	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-mqtt test-kubelet test-e2e-node test-release fuzz fuzz-mqtt debian test-host
 	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-delegate
@@ -266,6 +267,7 @@ install: build ## install the programs, manual pages, completions and systemd un
 	install -d $(DESTDIR)$(UNITDIR)
 	for unit in tripod tripod-orchestrator; do \
 	  sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/$$unit.service >$(DESTDIR)$(UNITDIR)/$$unit.service; done
+	install -D -m 0644 dist/tripod.network $(DESTDIR)$(NETWORKDIR)/05-tripod.network
 
 .PHONY: deb
 deb: ## build/release: a Debian package of VERSION

@@ -30,8 +30,8 @@ func TestReboot(t *testing.T) {
 		t.Errorf("warnings and errors of the boot:\n%s", log)
 	}
 	node.run(t, "tripod rmp --all --force")
-	left := node.run(t, `find /sys/fs/cgroup -type d -name 'tripod-*' ! -name 'tripod-helpers.service' -path '*.slice/tripod-*' ! -path '*helpers*'
-	grep tripod /proc/self/mountinfo; ip -o link | grep veth; ls /run/tripod/netns /var/lib/tripod/linux; pgrep -x conmon; pgrep -x qemu-system-x86; true`)
+	left := node.run(t, `find /sys/fs/cgroup/tripod.slice -type d -name 'tripod-*' ! -name 'tripod-vm.slice' ! -path '*/tripod-helpers.service*'
+	grep tripod /proc/self/mountinfo | cut -d' ' -f5 | grep -vxE '/run/tripod|/run/tripod/netns'; ip -o link | grep veth; ls -A /run/tripod/netns; ls -A /var/lib/tripod/linux; pgrep -x conmon; pgrep -x qemu-system-x86; true`)
 	if left != "" {
 		t.Errorf("left after the reboot, when the pods are removed:\n%s", left)
 	}
@@ -43,6 +43,7 @@ func TestUpgrade(t *testing.T) {
 	names := runThree(t, "")
 	processes := "pgrep -x nginx; pgrep -x tripod-wasm; pgrep -x qemu-system-x86"
 	before := node.run(t, "%s", processes)
+	wantTraffic(t, "web")
 	node.run(t, `web=$(tripod inspectp web | jq -r .status.network.ip)
 	cat >/root/load.sh <<L
 	while [ -e /root/load ]; do curl --silent --show-error --fail --max-time 20 http://$web/ >/dev/null || echo failed; echo done; done
@@ -67,13 +68,31 @@ func TestPurge(t *testing.T) {
 	}
 	node.run(t, "tripod rmp --all --force; dpkg --purge tripod")
 	left := node.run(t, `systemctl list-units --all --plain --no-legend 'tripod*' | grep -v '^tripod.*slice'; systemctl list-unit-files 'tripod*' --no-legend
-	find /etc /usr /run /var/lib /sys/fs/cgroup -name '*tripod*' ! -path '/usr/share/doc/*' ! -path '/var/lib/dpkg/*' ! -path '/etc/tripod*' ! -name 'tripod*.slice' ! -path '/run/systemd/transient/*' 2>/dev/null
-	grep tripod /proc/self/mountinfo; pgrep -fl 'tripod|conmon' | grep -v 'images serve' | grep -v pgrep | grep -v bash; true`)
+	find /etc /usr /run /var/lib /sys/fs/cgroup -name '*tripod*' ! -path '/usr/share/doc/*' ! -path '/var/lib/dpkg/*' ! -path '/etc/tripod*' ! -name 'tripod*.slice' ! -path '/run/systemd/*' 2>/dev/null
+	grep tripod /proc/self/mountinfo; pgrep -lx 'tripod|tripod-wasm|conmon|qemu-system-x86|sleep'; true`)
 	if left != "" {
 		t.Errorf("left after the purge:\n%s", left)
 	}
 	node.run(t, "%s", prepare)
 	wantReady(t, runThree(t, "-new")...)
+}
+
+// wantTraffic checks that a pod answers the node by HTTP.
+func wantTraffic(t *testing.T, pod string) {
+	t.Helper()
+	node.run(t, "curl --silent --show-error --fail --max-time 20 --retry 5 --retry-connrefused http://$(tripod inspectp %s | jq -r .status.network.ip)/", pod)
+}
+
+// TestNetworkd: the configuration of systemd-networkd matches every Ethernet link, as that of this host does, and pods have
+// their network in spite of that, also after networkd has read it again.
+func TestNetworkd(t *testing.T) {
+	runThree(t, "")
+	wantTraffic(t, "web")
+	node.run(t, "networkctl reload; systemctl restart systemd-networkd")
+	wantTraffic(t, "web")
+	if out := node.run(t, "networkctl --no-pager --no-legend list 'veth*' tripod0"); strings.Count(out, "unmanaged") != strings.Count(out, "\n") || out == "" {
+		t.Errorf("networkd manages links of pods:\n%s", out)
+	}
 }
 
 // reboot boots the machine again.
