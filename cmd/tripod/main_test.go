@@ -77,7 +77,7 @@ func TestUnits(t *testing.T) {
 		settings map[string]string
 		stops    time.Duration
 	}{
-		"daemon":       {map[string]string{"KillMode": "process", "Delegate": "yes", "RuntimeDirectoryPreserve": "yes", "StateDirectory": "tripod"}, drainTime},
+		"daemon":       {map[string]string{"KillMode": "process", "Delegate": "", "RuntimeDirectoryPreserve": "yes", "StateDirectory": "tripod"}, drainTime},
 		"orchestrator": {map[string]string{"ProtectSystem": "strict", "StateDirectory": "tripod-orchestrator"}, edge.CloseTimeout},
 	} {
 		t.Run(command, func(t *testing.T) {

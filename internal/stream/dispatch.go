@@ -64,7 +64,7 @@ type DispatcherConfig struct {
 	Command []string
 	// CgroupDriver and CgroupParent are the node's; carriers run among the helpers.
 	CgroupDriver, CgroupParent string
-	Planner Planner
+	Planner                    Planner
 	// Runtime serves, in this process, the sessions that Planner cannot plan.
 	Runtime Runtime
 	// Connections limits the connections to Address.
