@@ -156,6 +156,21 @@ func TestRecover(t *testing.T) {
 	}
 }
 
+// TestEndBeforeButton: a machine that ends by itself just before its button is pressed is nothing to warn about.
+func TestEndBeforeButton(t *testing.T) {
+	var log strings.Builder
+	r := newRig(t, func(s *settings) {
+		s.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	p, c := r.run("gone", "disk")
+	r.driver.gone = true
+	r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
+	r.waitEnd(c)
+	if log.Len() > 0 {
+		t.Errorf("log: got\n%swant nothing", log.String())
+	}
+}
+
 // TestRecoverStopped: a stopped pod that waits for its removal has no network, which is nothing to warn about.
 func TestRecoverStopped(t *testing.T) {
 	var log strings.Builder

@@ -156,22 +156,27 @@ func (b *Backend) askToEnd(ctx context.Context, id string, l *life, grace time.D
 	again := time.NewTicker(pressInterval)
 	defer again.Stop()
 	for first := true; ; first = false {
-		if err := b.cfg.Driver.Shutdown(ctx, id); err != nil && ctx.Err() == nil {
-			b.log.Warn("cannot press the power button", "container", id, "err", err)
-		}
+		failure := b.cfg.Driver.Shutdown(ctx, id)
 		if first {
 			if err := fpPressed.Hit(ctx); err != nil {
 				return err
 			}
 		}
+		graceOver := false
 		select {
-		case <-l.ended:
+		case <-l.ended: // perhaps before its button was pressed
 			return nil
 		case <-over.C:
-			return nil
+			graceOver = true
 		case <-again.C:
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the end of container %s: %w", id, context.Cause(ctx))
+		}
+		if failure != nil {
+			b.log.Warn("cannot press the power button", "container", id, "err", failure)
+		}
+		if graceOver {
+			return nil
 		}
 	}
 }

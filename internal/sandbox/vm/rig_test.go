@@ -186,6 +186,8 @@ type hypervisor struct {
 	refuse error
 	// deaf makes guests ignore the power button.
 	deaf bool
+	// gone makes guests end just before the power button is pressed.
+	gone bool
 	// firmware is the output of each machine's firmware, which is returned once.
 	firmware string
 	// mute makes guests write nothing to the console.
@@ -273,8 +275,12 @@ func (d *hypervisor) Shutdown(_ context.Context, name string) error {
 	d.mu.Lock()
 	g := d.machines[name]
 	g.pressed++
-	deaf := d.deaf
+	deaf, gone := d.deaf, d.gone
 	d.mu.Unlock()
+	if gone {
+		defer d.end(name, machine.CausePowerOff, 0)
+		return errdefs.ErrUnavailable
+	}
 	if !deaf {
 		d.end(name, machine.CausePowerOff, 0)
 	}
