@@ -55,6 +55,9 @@ type ownChain struct {
 	purpose, table, name string
 	rules                []string // as iptables-save prints them
 	from, jump           string
+	// first means that the jump comes before the rules of others, except kube-proxy's, which refuse what goes to a Service
+	// without endpoints.
+	first bool
 }
 
 // chainsFor returns the chains for a subnet.
@@ -73,7 +76,7 @@ func chainsFor(subnet netip.Prefix) []ownChain {
 	}, {
 		purpose: "forwarding", table: iptables.Filter, name: forward,
 		rules: []string{"-j " + adminChain, "-s " + subnet.String() + " -j ACCEPT", "-d " + subnet.String() + " -j ACCEPT"},
-		from:  "FORWARD", jump: "-I FORWARD 1 -m comment --comment tripod-pods -j " + forward,
+		from:  "FORWARD", jump: "-m comment --comment tripod-pods -j " + forward, first: true,
 	}}
 }
 
@@ -88,10 +91,19 @@ func (c ownChain) missing(now iptables.Table) (lines []string) {
 			lines = append(lines, "-A "+c.name+" "+rule)
 		}
 	}
-	if !now.Has(c.from, "-j "+c.name) {
-		lines = append(lines, c.jump)
+	if now.Has(c.from, "-j "+c.name) {
+		return lines
 	}
-	return lines
+	if !c.first {
+		return append(lines, c.jump)
+	}
+	position := 1
+	for i, rule := range now.Rules[c.from] {
+		if strings.Contains(rule, "-j KUBE-") {
+			position = i + 2
+		}
+	}
+	return append(lines, fmt.Sprintf("-I %s %d %s", c.from, position, c.jump))
 }
 
 // restore makes the chain unless it is complete. It reports whether it changed anything.

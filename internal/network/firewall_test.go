@@ -391,3 +391,18 @@ func TestForwardingBlocked(t *testing.T) {
 		})
 	}
 }
+
+// TestForwardingComesAfterKubeProxy: kube-proxy refuses what goes to a Service without endpoints, in FORWARD. Accepting it before
+// would send it out by the uplink, and clients would wait.
+func TestForwardingComesAfterKubeProxy(t *testing.T) {
+	forward := chainsFor(netip.MustParsePrefix("10.1.0.0/16"))[1]
+	for want, rules := range map[string][]string{
+		"-I FORWARD 1 ": {"-j DOCKER-USER", "-j DOCKER-FORWARD"},
+		"-I FORWARD 3 ": {"-m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL", "-j KUBE-FORWARD", "-j DOCKER-USER"},
+	} {
+		lines := forward.missing(iptables.Table{Rules: map[string][]string{"FORWARD": rules}})
+		if got := lines[len(lines)-1]; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "-j "+forward.name) {
+			t.Errorf("beside %q: got %q, want %s…", rules, got, want)
+		}
+	}
+}
