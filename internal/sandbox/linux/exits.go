@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stats"
 )
@@ -97,13 +99,61 @@ func (b *Backend) findEnd(h *handle, l *life) end {
 		l.mu.Lock()
 		ordered := l.killed
 		l.mu.Unlock()
-		// The cgroup exists until the runtime deletes the container, so the cgroup's counter belongs to this run. It also
-		// counts children, which the container may have outlived.
-		if kills, err := stats.OOMKills(s.Cgroup); err == nil && kills > 0 && code == 128+int32(unix.SIGKILL) && !ordered {
+		// The count includes children, which the container may have outlived.
+		if code == 128+int32(unix.SIGKILL) && !ordered && b.oomKilled(s) {
 			e.reason = sandbox.ReasonOOMKilled
 		}
 	}
 	return e
+}
+
+// oomKilled reports whether the kernel has killed processes of an ended container for lack of memory. Its cgroup exists until
+// the runtime deletes the container, so the cgroup's counter belongs to this run. A scope is gone when its last process has
+// ended. Then the pod's slice, whose count includes those of cgroups that are gone, has more kills than when the container was
+// started, not counting those of the pod's other containers.
+func (b *Backend) oomKilled(s state) bool {
+	if kills, err := stats.OOMKills(s.Cgroup); err == nil {
+		return kills > 0
+	}
+	now := b.podOOMKills(s.Cgroup)
+	if now <= s.EarlierOOMKills {
+		return false
+	}
+	for _, h := range b.siblings(s.Cgroup) { // these kills are none of theirs
+		if _, l := h.Snapshot(); l != nil {
+			_, _ = h.Update(l, func(other *state) { other.EarlierOOMKills += now - s.EarlierOOMKills }) // at worst, another one is blamed too
+		}
+	}
+	return true
+}
+
+// siblings returns the containers in the same pod's slice as the one with the given cgroup.
+func (b *Backend) siblings(container string) (others []*handle) {
+	for _, h := range b.ledger.All() {
+		if s, _ := h.Snapshot(); s.Cgroup != container && path.Dir(s.Cgroup) == path.Dir(container) {
+			others = append(others, h)
+		}
+	}
+	return others
+}
+
+// podOOMKills returns how many processes in a pod the kernel has killed for lack of memory, without those of the containers that
+// have a cgroup now, except the given one. It returns 0 if the container's cgroup is not a scope.
+func (b *Backend) podOOMKills(container string) uint64 {
+	if b.cgroups.Driver != cgroup.DriverSystemd {
+		return 0
+	}
+	kills, err := stats.OOMKills(path.Dir(container))
+	if err != nil {
+		return 0 // made with the first container
+	}
+	for _, h := range b.siblings(container) {
+		other, _ := h.Snapshot()
+		if own, err := stats.OOMKills(other.Cgroup); err == nil {
+			kills -= min(own, kills)
+		}
+	}
+	return kills
 }
 
 // readExit returns the exit code in an exit file and the file's modification time. The code is 128 + N if signal N

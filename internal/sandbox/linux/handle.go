@@ -98,8 +98,11 @@ func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 	if err != nil {
 		return nil, err
 	}
+	before, _ := h.Snapshot()
+	kills := b.podOOMKills(before.Cgroup)
 	return config, h.Set(func(s *state) {
-		*s = state{Record: ledger.Record{Phase: ledger.Starting}, BootID: bootID(), OwnPID: ownPID(config), Forgettable: forgettable(config), Cgroup: s.Cgroup, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
+		*s = state{Record: ledger.Record{Phase: ledger.Starting}, BootID: bootID(), OwnPID: ownPID(config), Forgettable: forgettable(config),
+			Cgroup: s.Cgroup, EarlierOOMKills: kills, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
 	})
 }
 

@@ -28,6 +28,9 @@ type state struct {
 	Forgettable bool `json:"forgettable,omitempty"`
 	// Cgroup is the container's cgroup, relative to the hierarchies' roots.
 	Cgroup string `json:"cgroup"`
+	// EarlierOOMKills is how many processes of the pod the kernel had killed for lack of memory when the container was started.
+	// It is 0 unless the cgroup is a scope, which systemd removes when its last process ends (see oomKilled).
+	EarlierOOMKills uint64 `json:"earlierOOMKills,omitempty"`
 	// LogPath is the path of the CRI log file. It is empty if the container has none.
 	LogPath string `json:"logPath,omitempty"`
 	TTY     bool   `json:"tty,omitempty"`
