@@ -20,6 +20,8 @@ make install VERSION="$VERSION" BUILDFLAGS='-trimpath -buildvcs=false' DESTDIR="
 install -d "$root/etc/tripod"
 "$root/usr/bin/tripod" config default | sed -E 's/^([^#])/#\1/' >"$root/etc/tripod/config.toml"
 
+install -D -m 0644 dist/needrestart.conf "$root/etc/needrestart/conf.d/tripod.conf"
+
 doc=$root/usr/share/doc/tripod
 install -D -m 0644 -t "$doc" dist/debian/copyright README.md SECURITY.md
 gzip -9n <CHANGELOG.md >"$doc/changelog.gz"

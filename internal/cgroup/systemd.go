@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"math/big"
 	"os"
@@ -23,8 +24,9 @@ import (
 )
 
 // With the systemd driver on cgroup v2, systemd owns the hierarchy: it removes the cgroups and resets the files that are not of
-// its units, whenever it likes (systemd's CGROUP_DELEGATION.md). So our cgroups are units: a scope for each container, machine
-// and worker, a slice for each pod that has none from a kubelet, and one delegated service for the helpers of all pods.
+// its units, whenever it likes (systemd's CGROUP_DELEGATION.md). So our cgroups are units: a scope for each container, which the OCI
+// runtime makes, a service for each machine and for each worker of a pod's own, a slice for each pod that has none from a kubelet,
+// and a service for the helpers of all pods.
 
 // unitTime limits one order to systemd.
 const unitTime = 30 * time.Second
@@ -41,8 +43,6 @@ var units manager
 type manager struct {
 	mu   sync.Mutex
 	conn *systemd.Conn
-	// limits holds the properties of scopes that do not exist yet, because a scope begins with its first process.
-	limits map[string][]systemd.Property
 }
 
 func (m *manager) connection() (*systemd.Conn, error) {
@@ -50,6 +50,10 @@ func (m *manager) connection() (*systemd.Conn, error) {
 	defer m.mu.Unlock()
 	if m.conn != nil && m.conn.Connected() {
 		return m.conn, nil
+	}
+	if m.conn != nil {
+		m.conn.Close()
+		m.conn = nil
 	}
 	conn, err := systemd.NewWithContext(context.Background()) // the connection ends with its context
 	if err != nil {
@@ -69,7 +73,7 @@ func (m *manager) do(ctx context.Context, unit string, order func(context.Contex
 	defer cancel()
 	result := make(chan string, 1)
 	if _, err := order(ctx, conn, result); err != nil {
-		return fmt.Errorf("systemd unit %s: %w", unit, err)
+		return fmt.Errorf("systemd unit %s: %w: %w", unit, err, errdefs.ErrUnavailable)
 	}
 	select {
 	case r := <-result:
@@ -118,7 +122,7 @@ func (m *manager) set(ctx context.Context, unit string, properties []systemd.Pro
 	ctx, cancel := context.WithTimeout(ctx, unitTime)
 	defer cancel()
 	if err := conn.SetUnitPropertiesContext(ctx, unit, true, properties...); err != nil {
-		return fmt.Errorf("systemd unit %s: %w", unit, err)
+		return fmt.Errorf("systemd unit %s: %w: %w", unit, err, errdefs.ErrUnavailable)
 	}
 	return nil
 }
@@ -128,11 +132,19 @@ func isDBus(err error, name string) bool {
 	return errors.As(err, &e) && e.Name == name
 }
 
-// isScope reports whether a cgroup is a scope that only systemd can make.
-func (g Tree) isScope(dir string) bool { return g.units() && strings.HasSuffix(dir, ".scope") }
+// isUnit reports whether a cgroup is a unit, which only systemd makes, limits and removes. Others are below one that it has
+// delegated to us.
+func (g Tree) isUnit(dir string) bool {
+	return g.units() && slices.Contains([]string{".scope", ".service", ".slice"}, path.Ext(dir))
+}
 
-// isSlice reports whether a cgroup is a slice that only systemd can make.
-func (g Tree) isSlice(dir string) bool { return g.units() && strings.HasSuffix(dir, ".slice") }
+// Leaf returns the path of a cgroup for processes that we start, below a parent that is not ours: a unit where units are needed.
+func (g Tree) Leaf(parent, name string) string {
+	if g.units() {
+		name += ".service"
+	}
+	return path.Join(parent, name)
+}
 
 // units reports whether cgroups are units of systemd.
 func (g Tree) units() bool { return g.Driver == DriverSystemd && g.V2 }
@@ -148,24 +160,23 @@ func (g Tree) Helpers(ctx context.Context) (string, error) {
 		return ExpandSlice(path.Base(g.Parent)), nil
 	}
 	root := filepath.Join(g.Roots[""], helpersDir)
-	if exists(root) {
+	// A cgroup with processes of its own cannot divide its resources, so the unit's process moves into a cgroup below. Another
+	// one, without processes, says that this is done.
+	moved := filepath.Join(root, "hold", "moved")
+	if exists(moved) {
 		return helpersDir, nil
 	}
-	err := units.start(ctx, helpersUnit,
-		systemd.PropDescription("Monitors, workers and sessions of Tripod's pods"), systemd.PropSlice("tripod.slice"),
-		// A unit lives as long as its process. Before= makes it end after the daemon, when the host shuts down.
-		systemd.PropExecStart([]string{"/bin/sleep", "infinity"}, false), systemd.PropBefore("tripod.service"),
-		systemd.Property{Name: "Delegate", Value: dbus.MakeVariant(true)}, noTaskLimit)
+	// Before= makes it end after the daemon, when the host shuts down.
+	err := units.hold(ctx, helpersUnit, "tripod.slice", "Monitors, workers and sessions of Tripod's pods", systemd.PropBefore("tripod.service"))
 	if err != nil {
 		return "", err
 	}
-	// A cgroup with processes of its own cannot divide its resources.
-	hold := filepath.Join(root, "main")
+	own, err := os.ReadFile(filepath.Join(root, "cgroup.procs")) // fails if the unit is just being stopped
+	if err != nil {
+		return "", fmt.Errorf("cgroup of %s: %w: %w", helpersUnit, err, errdefs.ErrUnavailable)
+	}
+	hold := filepath.Join(root, "hold")
 	if err := os.MkdirAll(hold, 0o755); err != nil {
-		return "", err
-	}
-	own, err := os.ReadFile(filepath.Join(root, "cgroup.procs"))
-	if err != nil {
 		return "", err
 	}
 	for pid := range strings.FieldsSeq(string(own)) {
@@ -173,62 +184,49 @@ func (g Tree) Helpers(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
+	if err := os.Mkdir(moved, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
 	return helpersDir, nil
 }
 
-// noTaskLimit lifts systemd's default limit, a share of the host's.
-var noTaskLimit = systemd.Property{Name: "TasksMax", Value: dbus.MakeVariant(uint64(math.MaxUint64))}
-
-// adopt makes a scope with a process, and with the limits that Apply was given for it.
-func (m *manager) adopt(ctx context.Context, dir string, pid int) error {
-	m.mu.Lock()
-	limits := m.limits[path.Base(dir)]
-	delete(m.limits, path.Base(dir))
-	m.mu.Unlock()
-	properties := append([]systemd.Property{
-		systemd.PropDescription("Tripod " + strings.TrimPrefix(strings.TrimSuffix(path.Base(dir), ".scope"), Mark)),
-		systemd.PropSlice(path.Base(path.Dir(dir))), systemd.PropPids(uint32(pid)), noTaskLimit,
-		{Name: "Delegate", Value: dbus.MakeVariant(true)},
-		// A scope whose process was killed must not stay behind as failed.
-		{Name: "CollectMode", Value: dbus.MakeVariant("inactive-or-failed")},
-	}, limits...)
-	return m.start(ctx, path.Base(dir), properties...)
+// hold makes a service that has a cgroup and its limits for as long as we want: its own process sleeps. A scope would end with
+// the last process that we start in it, before anybody can look at what it has used, or whether it was killed for lack of memory.
+func (m *manager) hold(ctx context.Context, unit, slice, description string, more ...systemd.Property) error {
+	return m.start(ctx, unit, append([]systemd.Property{
+		systemd.PropDescription(description), systemd.PropSlice(slice), systemd.PropExecStart([]string{"/bin/sleep", "infinity"}, false),
+		property("Delegate", true), property("TasksMax", uint64(math.MaxUint64)), // systemd's own limit is a share of the host's
+		property("OOMPolicy", "continue"), property("CollectMode", "inactive-or-failed"),
+		property("KillMode", "process"), property("IgnoreOnIsolate", true),
+		property("SuccessExitStatus", struct{ Codes, Signals []int32 }{Signals: []int32{int32(unix.SIGKILL)}}), // we kill the whole cgroup
+	}, more...)...)
 }
 
-// limit sets limits of a scope or slice: of a running one at once, of a scope otherwise when its first process joins it.
+func property(name string, value any) systemd.Property {
+	return systemd.Property{Name: name, Value: dbus.MakeVariant(value)}
+}
+
+// limit sets limits of a unit. It makes a slice that does not exist, also without limits: systemd would keep later limits of a
+// slice that it has made for its children in files, beyond the slice.
 func (m *manager) limit(dir string, writes []Write) error {
 	properties, err := propertiesOf(writes)
-	if err != nil || len(properties) == 0 {
+	if err != nil {
 		return err
 	}
 	unit := path.Base(dir)
-	switch {
-	case exists(dir):
-		return m.set(context.Background(), unit, properties)
-	case strings.HasSuffix(unit, ".slice"):
-		return m.start(context.Background(), unit, properties...)
+	if strings.HasSuffix(unit, ".slice") && !exists(dir) {
+		return m.start(context.Background(), unit, append(properties, systemd.PropDescription("Pod of Tripod"))...)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.limits == nil {
-		m.limits = map[string][]systemd.Property{}
+	if len(properties) == 0 {
+		return nil
 	}
-	m.limits[unit] = properties
-	return nil
-}
-
-// forget stops a unit whose processes have ended.
-func (m *manager) forget(ctx context.Context, unit string) error {
-	m.mu.Lock()
-	delete(m.limits, unit)
-	m.mu.Unlock()
-	return m.stop(ctx, unit)
+	return m.set(context.Background(), unit, properties)
 }
 
 // propertiesOf translates writes to files of cgroup v2 to properties of a unit (systemd.resource-control(5)).
 func propertiesOf(writes []Write) (properties []systemd.Property, err error) {
 	set := func(name string, value any) {
-		properties = append(properties, systemd.Property{Name: name, Value: dbus.MakeVariant(value)})
+		properties = append(properties, property(name, value))
 	}
 	for _, w := range writes {
 		switch w.File {
@@ -273,6 +271,31 @@ func bitmap(set cpuset.CPUSet) []byte {
 	return bytes
 }
 
+// possibleCPUs lists the CPUs that the kernel can ever have.
+const possibleCPUs = "/sys/devices/system/cpu/possible"
+
+// KeepControllers makes systemd keep the controllers of a pod's slice although no scope of ours is in it. A kubelet replaces a pod
+// whose cgroup has lost one. systemd takes cpuset from a slice, when a unit ends beside it, unless the slice allows CPUs or has
+// a delegated scope. The other controllers have properties that the kubelet sets. Without the systemd driver, nothing happens.
+func (g Tree) KeepControllers(parent string) error {
+	if !g.units() || parent == "" {
+		return nil
+	}
+	dir, _ := g.Pod(parent, "")
+	if !exists(filepath.Join(g.Roots[""], dir)) {
+		return nil
+	}
+	text, err := os.ReadFile(possibleCPUs)
+	if err != nil {
+		return err
+	}
+	all, err := cpuset.Parse(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("%s: %w", possibleCPUs, err)
+	}
+	return units.set(context.Background(), path.Base(dir), []systemd.Property{{Name: "AllowedCPUs", Value: dbus.MakeVariant(bitmap(all))}})
+}
+
 // ownSlices returns the paths of the slices, by the IDs of their pods, that pods without a parent got from Pod with a key of this
 // prefix and their ID. Without the systemd driver there are none.
 func (g Tree) ownSlices(ctx context.Context, prefix string) (map[string]string, error) {
@@ -288,7 +311,7 @@ func (g Tree) ownSlices(ctx context.Context, prefix string) (map[string]string, 
 	before := strings.TrimSuffix(path.Base(g.Parent), ".slice") + "-" + prefix
 	loaded, err := conn.ListUnitsByPatternsContext(ctx, nil, []string{before + "*.slice"})
 	if err != nil {
-		return nil, fmt.Errorf("list units of systemd: %w", err)
+		return nil, fmt.Errorf("list units of systemd: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	own := map[string]string{}
 	for _, unit := range loaded {

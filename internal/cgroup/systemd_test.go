@@ -57,13 +57,13 @@ func TestUnitsOnlyWhereSystemdOwnsThem(t *testing.T) {
 		"systemd on v1":  {Tree{Driver: DriverSystemd}, false},
 		"cgroupfs on v2": {Tree{Driver: DriverCgroupfs, V2: true}, false},
 	} {
-		if got := c.tree.isScope("/a.slice/tripod-b.scope"); got != c.want {
+		if got := c.tree.isUnit("/a.slice/tripod-b.scope"); got != c.want {
 			t.Errorf("%s: a scope is a unit: got %v, want %v", name, got, c.want)
 		}
-		if got := c.tree.isSlice("/tripod.slice/tripod-b.slice"); got != c.want {
+		if got := c.tree.isUnit("/tripod.slice/tripod-b.slice"); got != c.want {
 			t.Errorf("%s: a slice is a unit: got %v, want %v", name, got, c.want)
 		}
-		if c.tree.isScope("/tripod.slice/tripod-helpers.service/tripod-conmon") {
+		if c.tree.isUnit("/tripod.slice/tripod-helpers.service/tripod-conmon") {
 			t.Errorf("%s: a cgroup of a delegated service counts as a unit", name)
 		}
 	}

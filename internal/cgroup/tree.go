@@ -278,10 +278,9 @@ func (g Tree) Hierarchy(controller string) string {
 // limits of a cgroup with processes. If the kernel cannot take a memory limit because the processes use more, the error
 // is errdefs.ErrFailedPrecondition.
 //
-// With the systemd driver, the limits are properties of the cgroup's unit. Those of a scope without a process are set when
-// Start or Join gives it one.
+// With the systemd driver, the limits are properties of the cgroup's unit.
 func (g Tree) Apply(dir string, writes []Write) error {
-	if g.isScope(dir) || g.isSlice(dir) {
+	if g.isUnit(dir) {
 		return units.limit(filepath.Join(g.Roots[""], dir), writes)
 	}
 	var refused []Write
@@ -321,10 +320,11 @@ func (g Tree) write(dir string, w Write) error {
 	return fmt.Errorf("limit %s: %w", w.Controller, err)
 }
 
-// Create creates a cgroup in every hierarchy, ready for processes. It does nothing for a scope, which Start and Join create.
+// Create creates a cgroup in every hierarchy, ready for processes.
 func (g Tree) Create(dir string) error {
-	if g.isScope(dir) {
-		return nil
+	if g.isUnit(dir) {
+		unit := path.Base(dir)
+		return units.hold(context.Background(), unit, path.Base(path.Dir(dir)), "Tripod "+strings.TrimPrefix(strings.TrimSuffix(unit, ".service"), Mark))
 	}
 	for controller, root := range g.Roots {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
@@ -381,11 +381,11 @@ func (g Tree) left(dir string) []string {
 // error. The kernel releases a cgroup a moment after its last process was reaped, so Remove retries a busy cgroup until
 // ctx ends.
 func (g Tree) Remove(ctx context.Context, dir string) error {
-	if dir == "" || dir == "/" || !strings.HasPrefix(path.Base(dir), Mark) {
+	if !g.named(dir) {
 		return nil // not ours
 	}
-	if g.isScope(dir) || g.isSlice(dir) {
-		if err := units.forget(ctx, path.Base(dir)); err != nil {
+	if g.isUnit(dir) {
+		if err := units.stop(ctx, path.Base(dir)); err != nil {
 			return err
 		}
 	}
@@ -394,6 +394,12 @@ func (g Tree) Remove(ctx context.Context, dir string) error {
 		errs = append(errs, removeCgroup(ctx, full))
 	}
 	return errors.Join(errs...)
+}
+
+// named reports whether the name of a cgroup is one that we give: it has Mark, or is that of a pod's slice below the default parent.
+func (g Tree) named(dir string) bool {
+	name := path.Base(dir)
+	return strings.HasPrefix(name, Mark) || g.isUnit(dir) && path.Ext(name) == ".slice" && strings.HasPrefix(name, strings.TrimSuffix(path.Base(g.Parent), ".slice")+"-")
 }
 
 func removeCgroup(ctx context.Context, full string) error {
@@ -543,12 +549,7 @@ func inheritCPUSet(root, dir string) {
 // Start calls prepare on the thread that starts cmd, so prepare can change that thread, for example its mount
 // namespace. The thread ends after the start, so only cmd inherits the change. If the cgroup does not exist, Start
 // returns errdefs.ErrFailedPrecondition.
-//
-// A scope of systemd begins with its first process: Start starts it among the helpers, and systemd moves it.
 func (g Tree) Start(cmd *exec.Cmd, dir string, prepare func() error) error {
-	if g.isScope(dir) && !exists(filepath.Join(g.Roots[""], dir)) {
-		return g.startScope(cmd, dir, prepare)
-	}
 	if dir != "" && g.V2 {
 		at, err := os.OpenFile(filepath.Join(g.Roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)
 		if err != nil {
@@ -574,31 +575,8 @@ func (g Tree) Start(cmd *exec.Cmd, dir string, prepare func() error) error {
 	return wait()
 }
 
-func (g Tree) startScope(cmd *exec.Cmd, dir string, prepare func() error) error {
-	helpers, err := g.Helpers(context.Background())
-	if err != nil {
-		return err
-	}
-	starting := path.Join(helpers, "starting")
-	if err := g.Create(starting); err != nil {
-		return err
-	}
-	if err := g.Start(cmd, starting, prepare); err != nil {
-		return err
-	}
-	if err := g.Join(dir, cmd.Process.Pid); err != nil {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		return err
-	}
-	return nil
-}
-
 // Joinable returns an error if Join would fail because the cgroup is missing.
 func (g Tree) Joinable(dir string) error {
-	if g.isScope(dir) {
-		return nil
-	}
 	for _, full := range g.Dirs(dir) {
 		if _, err := os.Stat(full); err != nil {
 			return fmt.Errorf("check the cgroup: %w", err)
@@ -607,11 +585,8 @@ func (g Tree) Joinable(dir string) error {
 	return nil
 }
 
-// Join moves a process into a cgroup. It creates the cgroup if that is a scope.
+// Join moves a process into a cgroup.
 func (g Tree) Join(dir string, pid int) error {
-	if g.isScope(dir) && !exists(filepath.Join(g.Roots[""], dir)) {
-		return units.adopt(context.Background(), dir, pid)
-	}
 	for _, full := range g.Dirs(dir) {
 		if err := os.WriteFile(filepath.Join(full, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
 			return fmt.Errorf("move process %d into cgroup %s: %w: %w", pid, dir, err, errdefs.ErrFailedPrecondition)

@@ -69,11 +69,12 @@ func (g cgroups) limitScope(dir string, res *specs.LinuxResources) error {
 }
 
 // limit sets the limits of the whole pod on the pod's own cgroup, which it creates if necessary. It does nothing if the
-// request names a parent cgroup: a caller that names a parent, such as the kubelet, sets the limits on that parent.
+// request names a parent cgroup: a caller that names a parent, such as the kubelet, sets the limits on that parent. On v1, systemd
+// would not keep them.
 func (g cgroups) limit(p *sandbox.Pod) error {
 	linux := p.Config.GetLinux()
 	dir, ours := g.pod(p)
-	if !ours || linux.GetCgroupParent() != "" {
+	if !ours || linux.GetCgroupParent() != "" || g.Driver == cgroup.DriverSystemd && !g.V2 {
 		return nil
 	}
 	return g.Apply(dir, g.Limits(linux.GetResources(), linux.GetOverhead()))

@@ -257,32 +257,23 @@ func readPid(file string) (int, error) {
 // OCI runtimes that they start would otherwise divide the share of one cgroup, however many containers start. On v2,
 // clone3(2) starts a process directly in the cgroup.
 type spawner struct {
-	jobs chan func()
+	cgroups cgroups
+	jobs    chan func()
 	// closed ends the thread.
 	closed chan struct{}
-	// dir is the cgroup's directory on v2; nil on v1.
-	dir *os.File
 }
 
 // conmonCgroup is the name of the conmons' cgroup, which is one of the helpers'.
 const conmonCgroup = cgroup.Mark + "conmon"
 
 func newSpawner(ctx context.Context, g cgroups) (*spawner, error) {
-	helpers, err := g.Helpers(ctx)
+	s := &spawner{cgroups: g, jobs: make(chan func()), closed: make(chan struct{})}
+	dir, err := s.place(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("the monitors: %w", err)
-	}
-	dir := filepath.Join(helpers, conmonCgroup)
-	s := &spawner{jobs: make(chan func()), closed: make(chan struct{})}
-	if err := g.Create(dir); err != nil {
-		return nil, fmt.Errorf("the monitors: %w", err)
+		return nil, err
 	}
 	if g.V2 {
-		f, err := os.OpenFile(filepath.Join(g.Roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)
-		if err != nil {
-			return nil, err
-		}
-		s.dir = f
+		return s, nil
 	}
 	ready := make(chan error)
 	go s.loop(func() error { return g.withoutCPU().Enter(dir) }, ready)
@@ -291,6 +282,19 @@ func newSpawner(ctx context.Context, g cgroups) (*spawner, error) {
 		return nil, fmt.Errorf("enter the monitors' cgroup: %w", err)
 	}
 	return s, nil
+}
+
+// place makes the monitors' cgroup, which goes when somebody stops the helpers' unit, and returns its path.
+func (s *spawner) place(ctx context.Context) (string, error) {
+	helpers, err := s.cgroups.Helpers(ctx)
+	if err == nil {
+		helpers = filepath.Join(helpers, conmonCgroup)
+		err = s.cgroups.Create(helpers)
+	}
+	if err != nil {
+		return "", fmt.Errorf("the monitors: %w", err)
+	}
+	return helpers, nil
 }
 
 // loop runs jobs on its own thread, in the cgroup. The thread ends with the spawner.
@@ -316,26 +320,42 @@ func (s *spawner) loop(enter func() error, ready chan<- error) {
 	}
 }
 
-func (s *spawner) close() {
-	close(s.closed)
-	if s.dir != nil {
-		_ = s.dir.Close()
-	}
-}
+func (s *spawner) close() { close(s.closed) }
 
 // start starts cmd in the cgroup. Calls whose clients have gone can still be here when the daemon ends.
 func (s *spawner) start(cmd *exec.Cmd) error {
-	if s.dir != nil {
-		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(s.dir.Fd())
-		return cmd.Start()
+	if s.cgroups.V2 {
+		return s.startIn(cmd)
 	}
 	done := make(chan error, 1)
 	select {
 	case s.jobs <- func() { done <- cmd.Start() }:
 		return <-done
 	case <-s.closed:
-		return fmt.Errorf("the daemon is stopping: %w", errdefs.ErrUnavailable)
+		return errStopping
 	}
+}
+
+var errStopping = fmt.Errorf("the daemon is stopping: %w", errdefs.ErrUnavailable)
+
+// startIn implements start on v2.
+func (s *spawner) startIn(cmd *exec.Cmd) error {
+	select {
+	case <-s.closed:
+		return errStopping
+	default:
+	}
+	path, err := s.place(context.Background())
+	if err != nil {
+		return err
+	}
+	dir, err := os.OpenFile(filepath.Join(s.cgroups.Roots[""], path), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+	return cmd.Start()
 }
 
 // monitors finds the conmons of our bundles by their command lines and returns them by container ID. It reads all of

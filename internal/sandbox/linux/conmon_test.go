@@ -2,6 +2,7 @@ package linux
 
 import (
 	"os/exec"
+	"syscall"
 	"testing"
 )
 
@@ -12,7 +13,12 @@ func TestSpawnerCloses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/bin/true")
+	program := func() *exec.Cmd {
+		cmd := exec.Command("/bin/true")
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+		return cmd
+	}
+	cmd := program()
 	if err := s.start(cmd); err != nil {
 		t.Fatal(err)
 	}
@@ -20,7 +26,7 @@ func TestSpawnerCloses(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.close()
-	if err := s.start(exec.Command("/bin/true")); err == nil {
+	if err := s.start(program()); err == nil {
 		t.Error("a command was started after the end")
 	}
 }

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"path"
 
@@ -19,18 +20,13 @@ const slicePrefix = "vm-"
 // form.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
-//	systemd    <the pod's slice>/tripod-vm-<id>.scope
+//	systemd    <the pod's slice>/tripod-vm-<id>.service
 func (b *Backend) cgroupOf(p *sandbox.Pod) string {
-	name := cgroup.Mark + slicePrefix + p.ID
 	parent := p.Config.GetLinux().GetCgroupParent()
 	if b.cgroups.Driver == cgroup.DriverSystemd {
-		dir, _ := b.cgroups.Pod(parent, slicePrefix+p.ID)
-		return path.Join(dir, name+".scope")
+		parent, _ = b.cgroups.Pod(parent, slicePrefix+p.ID)
 	}
-	if parent == "" {
-		parent = b.cgroups.Parent
-	}
-	return path.Join(parent, name)
+	return b.cgroups.Leaf(cmp.Or(parent, b.cgroups.Parent), cgroup.Mark+slicePrefix+p.ID)
 }
 
 // limit applies a container's limits to a cgroup. The memory limit is the guest's memory plus the hypervisor's
@@ -44,15 +40,18 @@ func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContaine
 }
 
 // removeCgroup kills the processes in a machine's cgroup and removes the cgroup and, if it is ours, the pod's slice.
-func (b *Backend) removeCgroup(ctx context.Context, dir string) error {
+func (b *Backend) removeCgroup(ctx context.Context, id, dir string) error {
 	if dir == "" {
 		return nil
 	}
 	if err := b.cgroups.Kill(ctx, dir); err != nil {
 		return err
 	}
-	if err := b.cgroups.Remove(ctx, dir); err != nil || b.cgroups.Driver != cgroup.DriverSystemd {
+	if err := b.cgroups.Remove(ctx, dir); err != nil {
 		return err
 	}
-	return b.cgroups.Remove(ctx, path.Dir(dir))
+	if own, _ := b.cgroups.Pod("", slicePrefix+id); b.cgroups.Driver == cgroup.DriverSystemd && own == path.Dir(dir) {
+		return b.cgroups.Remove(ctx, own)
+	}
+	return nil
 }

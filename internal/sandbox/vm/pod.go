@@ -160,7 +160,7 @@ func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
 	if err := fpPodUnwired.Hit(ctx); err != nil {
 		return err
 	}
-	if err := b.removeCgroup(ctx, s.Cgroup); err != nil {
+	if err := b.removeCgroup(ctx, s.ID, s.Cgroup); err != nil {
 		return err
 	}
 	if err := b.cfg.Images.CloseDisk(ctx, s.ID); err != nil {

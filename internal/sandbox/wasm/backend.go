@@ -283,8 +283,13 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := b.setPod(s); err != nil {
 		return err
 	}
-	if !isOwn(s.Scope) && b.keeper.current(s.Scope) == nil {
-		b.keeper.prestart(s.Scope)
+	if !isOwn(s.Scope) {
+		if err := b.keeper.cgroups.KeepControllers(p.Config.GetLinux().GetCgroupParent()); err != nil {
+			return fmt.Errorf("wasm pod: %w", err)
+		}
+		if b.keeper.current(s.Scope) == nil {
+			b.keeper.prestart(s.Scope)
+		}
 	}
 	return fpSandboxMade.Hit(ctx)
 }

@@ -29,8 +29,8 @@ type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
-	// suffix ends the cgroup's name.
-	suffix string
+	// own means that the parent is not ours, so that the cgroup must be a unit with the systemd driver.
+	own bool
 	// oomScore is the oom_score_adj of the worker; nil means the daemon's.
 	oomScore *int64
 }
@@ -45,7 +45,11 @@ func cgroupName(name string) string { return cgroup.Mark + slicePrefix + name }
 // forWorker returns the place of a worker's own cgroup below p. The cgroup is named after the worker, not the pod,
 // because the cgroup of the pod's previous worker can still exist when the next worker starts.
 func (p place) forWorker(worker string) place {
-	p.dir = path.Join(p.dir, cgroupName(worker)+p.suffix)
+	if name := cgroupName(worker); p.own {
+		p.dir = p.tree.Leaf(p.dir, name)
+	} else {
+		p.dir = path.Join(p.dir, name)
+	}
 	return p
 }
 
@@ -57,10 +61,10 @@ func (k *keeper) shared(ctx context.Context) (place, error) {
 
 // own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, or below
 // the pod's cgroup if the container is foreign, with those of the container's limits that the kernel can enforce on a process.
-// With the systemd driver it is a scope in the pod's slice.
+// With the systemd driver it is a service in the pod's slice.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	parent := p.Config.GetLinux().GetCgroupParent()
-	in := place{tree: k.cgroups, limits: limitsOf(k.cgroups, p, c)}
+	in := place{tree: k.cgroups, limits: limitsOf(k.cgroups, p, c), own: true}
 	switch {
 	case sandbox.IsForeign(p, c):
 		in.dir, _ = k.cgroups.Pod(parent, p.ID)
@@ -68,9 +72,6 @@ func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 		in.dir, _ = k.cgroups.Pod(parent, slicePrefix+p.ID)
 	default:
 		in.dir = cmp.Or(parent, k.cgroups.Parent)
-	}
-	if k.cgroups.Driver == cgroup.DriverSystemd {
-		in.suffix = ".scope"
 	}
 	if sandbox.IsForeign(p, c) {
 		in.oomScore = new(c.Config.GetLinux().GetResources().GetOomScoreAdj())
@@ -122,7 +123,7 @@ func (k *keeper) removeCgroup(dir string) error {
 	return k.cgroups.Remove(ctx, dir)
 }
 
-// removeSlice removes the slice that the scopes of a pod's own workers have been in, if the pod had no parent.
+// removeSlice removes the slice that the units of a pod's own workers have been in, if the pod had no parent.
 func (k *keeper) removeSlice(ctx context.Context, p *sandbox.Pod) error {
 	if k.cgroups.Driver != cgroup.DriverSystemd {
 		return nil

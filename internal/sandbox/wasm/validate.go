@@ -10,7 +10,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cdi"
-	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/stream"
@@ -165,8 +164,8 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources, for
 			res.GetMemoryLimitInBytes(), foreignMinimum, workerReserve)
 	case foreign && (res.GetOomScoreAdj() < -1000 || res.GetOomScoreAdj() > 1000): // proc_pid_oom_score_adj(5)
 		return fields.Invalid(field+"oom_score_adj", "%d is not between -1000 and 1000", res.GetOomScoreAdj())
-	case exclusiveCPUs(res) && (b.cfg.Workers != WorkerPerPod && !foreign || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
-		return fields.Unsupported(field+"cpuset_cpus", "components share their worker's CPUs; for exclusive CPUs set wasm.worker = \"pod\" and use the cgroupfs driver")
+	case exclusiveCPUs(res) && b.cfg.Workers != WorkerPerPod && !foreign:
+		return fields.Unsupported(field+"cpuset_cpus", "components share their worker's CPUs; for exclusive CPUs set wasm.worker = \"pod\"")
 	}
 	if demanded := sandbox.DemandedUnified(res); demanded != nil {
 		return fields.Unsupported(field+"unified", "%v: a component has no cgroup", demanded)
