@@ -15,6 +15,13 @@ import (
 // envInside is set in the test binary that runs inside the namespaces.
 const envInside = "TRIPOD_HARNESS_INSIDE"
 
+// envInstalled is set in a test binary that test/host runs on a host with Tripod's package.
+const envInstalled = "TRIPOD_TEST_INSTALLED"
+
+// Installed reports whether the tests run on a host with Tripod's package, against its service and in the host's own
+// namespaces.
+func Installed() bool { return os.Getenv(envInstalled) != "" }
+
 // Main is the TestMain of a package that uses the harness. It runs the tests in their own namespaces, and fails if the
 // tests leave a process running.
 func Main(m *testing.M) { Enter(m.Run) }
@@ -23,7 +30,7 @@ func Main(m *testing.M) { Enter(m.Run) }
 // TestMain that does more than call Main.
 func Enter(run func() int) {
 	testns.Reenter()
-	if os.Getenv(envInside) != "" {
+	if os.Getenv(envInside) != "" || Installed() {
 		code := run()
 		CloseRegistry()
 		os.Exit(code)
@@ -48,7 +55,8 @@ func Enter(run func() int) {
 	os.Exit(testns.Run(append([]string{self}, os.Args[1:]...), testns.Options{Strict: true}))
 }
 
-// Dir returns the run's own directory, which is on a disk and is removed when the tests end.
+// Dir returns the run's own directory, which is on a disk and is removed when the tests end. Whoever sets envInstalled
+// names and removes it.
 func Dir() string { return os.Getenv(testns.EnvDir) }
 
 // CgroupParent returns the cgroup path below which the tests may create cgroups. It is the same in every hierarchy.

@@ -2,7 +2,9 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -32,7 +34,16 @@ func (g *guest) cri(t testing.TB) runtimeapi.RuntimeServiceClient {
 // runLimited runs a container with these resources, and returns its ID.
 func runLimited(t testing.TB, client runtimeapi.RuntimeServiceClient, handler string, resources *runtimeapi.LinuxContainerResources) string {
 	t.Helper()
-	name := "limited-" + handler
+	return runContainer(t, client, handler, &runtimeapi.LinuxContainerConfig{Resources: resources})
+}
+
+// single counts the pods of runContainer: two with one name would be one pod.
+var single atomic.Int32
+
+// runContainer runs a container in a pod of its own, and returns its ID.
+func runContainer(t testing.TB, client runtimeapi.RuntimeServiceClient, handler string, linux *runtimeapi.LinuxContainerConfig) string {
+	t.Helper()
+	name := fmt.Sprintf("single-%s-%d", handler, single.Add(1))
 	pod := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Uid: name, Namespace: "default"}, Linux: &runtimeapi.LinuxPodSandboxConfig{}}
 	made, err := client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: handler})
 	if err != nil {
@@ -43,7 +54,7 @@ func runLimited(t testing.TB, client runtimeapi.RuntimeServiceClient, handler st
 	})
 	node.run(t, "tripod pull %s >/dev/null", nginx)
 	c, err := client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: made.GetPodSandboxId(), SandboxConfig: pod, Config: &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: nginx}, Linux: &runtimeapi.LinuxContainerConfig{Resources: resources},
+		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: nginx}, Linux: linux,
 	}})
 	if err != nil {
 		t.Fatal(err)

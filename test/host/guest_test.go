@@ -220,7 +220,7 @@ func (g *guest) command(ctx context.Context, command string, stdin io.Reader) (s
 	var out bytes.Buffer // of one stream, because the package writes to each by a goroutine of its own
 	s.Stdin, s.Stdout = stdin, &out
 	done := make(chan error, 1)
-	go func() { done <- s.Run("exec 2>&1; " + command) }()
+	go func() { done <- s.Run("exec 2>&1; PATH=$PATH:/usr/sbin:/sbin; " + command) }()
 	select {
 	case err = <-done:
 	case <-ctx.Done():
@@ -258,6 +258,13 @@ func (g *guest) makePayload() error {
 	# What the end-to-end tests look for in the repository. The images are there already.
 	mkdir -p "$1/hack" "$1/test" && cp go.mod "$1/" && cp -r test/e2e "$1/test/" && printf '#!/bin/sh\n' >"$1/hack/images.sh" && chmod 755 "$1/hack/images.sh"
 	CGO_ENABLED=0 go test -c -vet=off -o "$1/e2e.test" ./test/e2e
+	# A cluster, for TestKubelet.
+	if kube=$(hack/kube.sh check 2>/dev/null); then
+	  mkdir -p "$1/kube/${kube##*/}" "$1/test/kubelet"
+	  cp --reflink=auto "$kube"/{kubelet,kubectl,kube-apiserver,kube-controller-manager,kube-scheduler,kube-proxy} "$1/kube/${kube##*/}/"
+	  cp --recursive --parents contrib/kubernetes hack/kube.sh hack/kube/{,network/,metrics/}go.mod "$1/"
+	  CGO_ENABLED=0 go test -c -vet=off -o "$1/kubelet.test" ./test/kubelet
+	fi
 	mke2fs -q -t ext4 -L payload -d "$1" "$2" 4G`
 	cmd := exec.Command("bash", "-euc", script, "payload", tree, g.path("payload.raw"))
 	cmd.Dir = root

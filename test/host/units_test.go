@@ -14,6 +14,7 @@ import (
 // Images of the three kinds of pod.
 const (
 	nginx   = "registry.k8s.io/e2e-test-images/nginx:1.14-2"
+	busybox = "registry.k8s.io/e2e-test-images/busybox:1.29-2"
 	greeter = "images.test/tripod/wasm/greeter-c:1"
 	disk    = "images.test/tripod/vm/disk:1"
 )
@@ -171,9 +172,107 @@ func TestLimitsOfUnits(t *testing.T) {
 	}
 	for _, order := range []string{"true", shake} {
 		node.run(t, "%s", order)
-		got := node.run(t, "cat /sys/fs/cgroup/tripod.slice/tripod-vm.slice/*/*.scope/memory.max")
+		got := node.run(t, "cat /sys/fs/cgroup/tripod.slice/tripod-vm.slice/*/*.service/memory.max")
 		if want := fmt.Sprintln(512<<20 + 256<<20); got != want {
 			t.Errorf("memory limit of the machine after %q: got %q, want %q", order, got, want)
 		}
+	}
+}
+
+// TestWorkersOfTheirOwn: a component beside a Linux container, and one whose pods have workers of their own, has a unit with
+// the container's limits in its pod's slice, and nothing stays of it.
+func TestWorkersOfTheirOwn(t *testing.T) {
+	t.Cleanup(func() {
+		_, _ = node.try(t, "tripod rmp --all --force; mv /root/config.toml /etc/tripod/; systemctl restart tripod")
+	})
+	node.run(t, `tripod rmp --all --force
+	cp /etc/tripod/config.toml /root/ && printf '[wasm]\nworker = "pod"\n' >>/etc/tripod/config.toml && systemctl restart tripod`)
+	before := snapshot(t)
+	node.run(t, `cat >/root/pods.yaml <<Y
+apiVersion: v1
+kind: Pod
+metadata: {name: mixed}
+spec:
+  containers:
+  - {name: web, image: "%[1]s"}
+  - {name: component, image: "%[2]s", resources: {limits: {memory: 128Mi, cpu: 500m}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: alone}
+spec:
+  runtimeClassName: wasm
+  containers:
+  - {name: component, image: "%[2]s", resources: {limits: {memory: 128Mi, cpu: 500m}}}
+Y
+	tripod run -f /root/pods.yaml`, nginx, greeter)
+	mixed := strings.TrimSpace(node.run(t, "tripod inspectp mixed | jq -r .status.id"))
+	for where, least := range map[string]int{"tripod-" + mixed + ".slice/tripod-wasm-*.service": 128 << 20, "tripod-wasm.slice/tripod-wasm-*.slice/tripod-wasm-*.service": 128 << 20} {
+		out := node.run(t, "cd /sys/fs/cgroup/tripod.slice/%s && systemctl daemon-reload && cat memory.max cpu.max && wc -l <cgroup.procs", where)
+		var memory, quota, period, processes int
+		if _, err := fmt.Sscan(out, &memory, &quota, &period, &processes); err != nil || memory < least || memory > least+(96<<20) || quota*2 != period || processes == 0 {
+			t.Errorf("limits of %s: got %q (%v), want memory from %d on, half a processor, and a process", where, out, err, least)
+		}
+	}
+	node.run(t, "systemctl kill --signal KILL tripod; sleep 2; timeout 60 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.2; done'; tripod rmp --all --force")
+	wantNothingLeft(t, before)
+}
+
+// TestUnitsAreStopped: the services of helpers and machines are restarted, as needrestart does, or stopped, or their own
+// processes are killed. Pods run on, and new ones run.
+func TestUnitsAreStopped(t *testing.T) {
+	names := runThree(t, "")
+	for i, order := range []string{"systemctl restart tripod-helpers.service 'tripod-vm-*.service'", "pkill -KILL -x sleep", "systemctl stop tripod-helpers.service 'tripod-vm-*.service'", "systemctl isolate multi-user.target"} {
+		_, _ = node.try(t, "%s", order) // not every order succeeds
+		time.Sleep(2 * time.Second)
+		names = append(names, runThree(t, fmt.Sprintf("-%d", i))...)
+		wantReady(t, names...)
+	}
+}
+
+// TestOOMKilled: a container that the kernel killed for lack of memory says so, although systemd has removed its scope, and its
+// neighbour that was killed otherwise does not.
+func TestOOMKilled(t *testing.T) {
+	t.Cleanup(func() { _, _ = node.try(t, "tripod rmp --all --force") })
+	node.run(t, `cat >/root/oom.yaml <<Y
+apiVersion: v1
+kind: Pod
+metadata: {name: oom}
+spec:
+  restartPolicy: Never
+  containers:
+  - {name: greedy, image: "%[1]s", command: [sh, -c, "sleep 3; exec tail -c 300m /dev/zero"], resources: {limits: {memory: 20Mi}}}
+  - {name: killed, image: "%[1]s", command: [sh, -c, "exec sleep 1000"]}
+Y
+	tripod run -f /root/oom.yaml`, busybox)
+	reason := func(name string) string {
+		return strings.TrimSpace(node.run(t, "tripod inspect $(tripod ps --all | awk '/ %s /{print $1}') | jq -r .status.reason", name))
+	}
+	node.run(t, "timeout 120 sh -c 'until tripod ps --all | grep Exited; do sleep 0.5; done'; kill -KILL $(tripod inspect $(tripod ps | awk '/ killed /{print $1}') | jq .info.info.pid); sleep 3")
+	if greedy, killed := reason("greedy"), reason("killed"); greedy != "OOMKilled" || killed != "Error" {
+		t.Errorf("reasons: got %s for the container without memory and %s for the one that was killed, want OOMKilled and Error", greedy, killed)
+	}
+}
+
+// TestControllersOfSlice: a component that shares a worker has no scope in its pod's slice, and still the slice keeps the
+// controllers that a kubelet has enabled there, when a scope with a delegated cgroup ends beside it.
+func TestControllersOfSlice(t *testing.T) {
+	const slice = "/sys/fs/cgroup/pods.slice/pods-component.slice"
+	node.run(t, `busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit 'ssa(sv)a(sa(sv))' pods-component.slice replace 4 \
+		CPUAccounting b true MemoryAccounting b true IOAccounting b true TasksAccounting b true 0; sleep 1
+	echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control; echo +cpuset >/sys/fs/cgroup/pods.slice/cgroup.subtree_control; tripod pull %s >/dev/null`, greeter)
+	t.Cleanup(func() { node.run(t, "systemctl stop pods.slice") })
+	before := node.run(t, "cat %s/cgroup.controllers", slice)
+	client := node.cri(t)
+	pod := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "component", Uid: "component", Namespace: "default"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: "pods-component.slice"}}
+	made, err := client.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: "wasm"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { node.run(t, "tripod rmp --force %s", made.GetPodSandboxId()) })
+	node.run(t, "systemd-run --quiet --scope --slice=pods-other.slice --property=Delegate=yes true; sleep 1")
+	if after := node.run(t, "cat %s/cgroup.controllers", slice); after != before || !strings.Contains(before, "cpuset") {
+		t.Errorf("controllers of the pod's slice: got %q, want the previous ones, %q, with cpuset", after, before)
 	}
 }

@@ -95,7 +95,7 @@ spec:
       - name: web
         image: WEB
         ports: [{containerPort: 80}]
-        readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
+        readinessProbe: {httpGet: {port: 80}, periodSeconds: 1, timeoutSeconds: 20}
         resources: RESOURCES
 ---
 apiVersion: v1

@@ -23,7 +23,7 @@ spec:
   containers:
   - name: web
     image: WEB
-    readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
+    readinessProbe: {httpGet: {port: 80}, periodSeconds: 1, timeoutSeconds: 20}
     resizePolicy: [{resourceName: memory, restartPolicy: POLICY}]
     resources: {requests: {cpu: 50m, memory: 64Mi}, limits: {cpu: 400m, memory: %s}}
 `
@@ -36,6 +36,7 @@ func TestResize(t *testing.T) {
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(strings.Replace(k.fill(fmt.Sprintf(sized, "160Mi")), "POLICY", "NotRequired", 1))
 		n.WaitReady("sized", k.boots)
+		checkUnit(t, k, n, size{"400m", "160Mi"})
 		if k.exec {
 			n.Await("exec in the pod", k.boots, func() error { // a machine's agent starts after its web server
 				_, err := n.TryKubectl("exec", "sized", "--", "true")
@@ -46,6 +47,7 @@ func TestResize(t *testing.T) {
 			resize(n, to)
 			n.WaitPod("sized", "has the size "+fmt.Sprint(to), kube.Timeout, to.reached)
 			checkMemory(t, k, n, to)
+			checkUnit(t, k, n, to)
 		}
 	})
 }
@@ -161,7 +163,7 @@ spec:
   runtimeClassName: RUNTIME
   terminationGracePeriodSeconds: GRACE
   resources: {requests: {cpu: 50m, memory: 64Mi}, limits: {cpu: 400m, memory: 128Mi}}
-  containers: [{name: web, image: WEB, readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}}]
+  containers: [{name: web, image: WEB, readinessProbe: {httpGet: {port: 80}, periodSeconds: 1, timeoutSeconds: 20}}]
 `))
 		n.WaitReady("sized", k.boots)
 		for _, to := range []size{{"500m", "192Mi"}, {"300m", "96Mi"}} {

@@ -4,12 +4,22 @@ package until
 
 import (
 	"fmt"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 )
 
 // defaultTimeout is the timeout of Holds. It is long enough for a busy machine.
 const defaultTimeout = 30 * time.Second
+
+// slowness multiplies every timeout: TRIPOD_TEST_SLOWNESS, for a host that is emulated.
+var slowness = func() time.Duration {
+	if n, err := strconv.Atoi(os.Getenv("TRIPOD_TEST_SLOWNESS")); err == nil && n > 1 {
+		return time.Duration(n)
+	}
+	return 1
+}()
 
 // Holds waits until the condition is true, and fails the test after 30 seconds. The given text names the condition.
 func Holds(t testing.TB, what string, holds func() bool) {
@@ -47,7 +57,7 @@ func Poll(timeout time.Duration, cond func() error) error {
 // poll calls cond at intervals that grow up to the given maximum.
 func poll(timeout, slowest time.Duration, cond func() error) error {
 	pause := 2 * time.Millisecond
-	for deadline := time.Now().Add(timeout); ; pause = min(2*pause, slowest) {
+	for deadline := time.Now().Add(slowness * timeout); ; pause = min(2*pause, slowest) {
 		err := cond()
 		if err == nil || time.Now().After(deadline) {
 			return err

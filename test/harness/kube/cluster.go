@@ -215,12 +215,18 @@ func (c *Cluster) stopPrograms() error {
 			errs = append(errs, fmt.Errorf("%s\n%s", end, p.Tail(30)))
 		}
 	}
-	return errors.Join(append(errs, harness.EndCarriers("/run/tripod"))...)
+	if !harness.Installed() {
+		errs = append(errs, harness.EndCarriers("/run/tripod"))
+	}
+	return errors.Join(errs...)
 }
 
-// end removes the namespaces of the nodes that have their own.
+// end removes the namespaces of the nodes that have their own, and the network interface on an installed host.
 func (c *Cluster) end() error {
 	var errs []error
+	if harness.Installed() {
+		errs = append(errs, removeLink())
+	}
 	for _, n := range c.Nodes {
 		if n.own != nil {
 			errs = append(errs, n.own.Kill())

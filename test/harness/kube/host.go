@@ -144,6 +144,9 @@ func mountWholeProc(dir string) error {
 
 // cgroup returns the path of the cgroup that contains the node's. The path is the same in every hierarchy.
 func (n *Node) cgroup() string {
+	if harness.Installed() {
+		return "" // systemd owns the hierarchy
+	}
 	if n.own == nil {
 		return harness.CgroupParent()
 	}

@@ -8,14 +8,20 @@ import (
 	"path/filepath"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/tripod-run/tripod/test/harness"
 )
 
 // program returns a program of the cluster that runs on the node.
 func (n *Node) program(name string, args ...string) *Process {
-	return &Process{
+	p := &Process{
 		Name: name, LogPath: n.path(name + ".log"), argv: append([]string{filepath.Join(n.cluster.programs, name)}, args...),
 		start: func(cmd *exec.Cmd) error { return n.do(cmd.Start) },
 	}
+	if harness.Installed() {
+		p.start = startUnit
+	}
+	return p
 }
 
 // config returns the argument that makes a program the given client of the API server.
@@ -60,6 +66,9 @@ func (n *Node) defineProcesses(tripod string) {
 	config := n.cluster.config
 	n.Daemon = n.program("tripod", "daemon", "--config", n.path("tripod.toml"))
 	n.Daemon.argv[0] = tripod
+	if harness.Installed() {
+		n.followService()
+	}
 	n.Kubelet = n.program("kubelet", config("system:node:"+n.Name), "--config="+n.path("kubelet.json"),
 		"--node-ip="+n.IP, "--hostname-override="+n.Name, "--root-dir="+n.path("kubelet"), "--cert-dir="+n.path("kubelet-pki"), "--v=2")
 	n.Kubelet.supervised = true
@@ -97,6 +106,12 @@ func (n *Node) defineProcesses(tripod string) {
 			"PodAndContainerStatsFromCRI":      true, // the kubelet takes every figure of pods from the runtime, as docs/kubernetes.md recommends
 			"UserNamespacesHostNetworkSupport": true, // see hostNetworkUsers
 		},
+	}
+	if harness.Installed() {
+		// The host has systemd and cgroup v2, and is the kubelet's alone.
+		for _, key := range []string{"cgroupDriver", "cgroupRoot", "enforceNodeAllocatable", "failCgroupV1", "failSwapOn", "nodeStatusUpdateFrequency", "protectKernelDefaults"} {
+			delete(n.kubelet, key)
+		}
 	}
 }
 
