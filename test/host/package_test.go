@@ -69,7 +69,7 @@ func TestPurge(t *testing.T) {
 	node.run(t, "tripod rmp --all --force; dpkg --purge tripod")
 	left := node.run(t, `systemctl list-units --all --plain --no-legend 'tripod*' | grep -v '^tripod.*slice'; systemctl list-unit-files 'tripod*' --no-legend
 	find /etc /usr /run /var/lib /sys/fs/cgroup -name '*tripod*' ! -path '/usr/share/doc/*' ! -path '/var/lib/dpkg/*' ! -path '/etc/tripod*' ! -name 'tripod*.slice' ! -path '/run/systemd/*' 2>/dev/null
-	grep tripod /proc/self/mountinfo; pgrep -lx 'tripod|tripod-wasm|conmon|qemu-system-x86|sleep'; true`)
+	grep tripod /proc/self/mountinfo; for p in tripod tripod-wasm conmon qemu-system-x86 sleep; do pgrep -lx $p; done; true`)
 	if left != "" {
 		t.Errorf("left after the purge:\n%s", left)
 	}

@@ -194,7 +194,7 @@ kind: Pod
 metadata: {name: mixed}
 spec:
   containers:
-  - {name: web, image: "%[1]s"}
+  - {name: other, image: "%[1]s", command: [sleep, "1000"]}
   - {name: component, image: "%[2]s", resources: {limits: {memory: 128Mi, cpu: 500m}}}
 ---
 apiVersion: v1
@@ -205,7 +205,7 @@ spec:
   containers:
   - {name: component, image: "%[2]s", resources: {limits: {memory: 128Mi, cpu: 500m}}}
 Y
-	tripod run -f /root/pods.yaml`, nginx, greeter)
+	tripod run -f /root/pods.yaml`, busybox, greeter)
 	mixed := strings.TrimSpace(node.run(t, "tripod inspectp mixed | jq -r .status.id"))
 	for where, least := range map[string]int{"tripod-" + mixed + ".slice/tripod-wasm-*.service": 128 << 20, "tripod-wasm.slice/tripod-wasm-*.slice/tripod-wasm-*.service": 128 << 20} {
 		out := node.run(t, "cd /sys/fs/cgroup/tripod.slice/%s && systemctl daemon-reload && cat memory.max cpu.max && wc -l <cgroup.procs", where)

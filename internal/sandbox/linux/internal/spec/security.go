@@ -138,7 +138,8 @@ func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (st
 	if err != nil {
 		return "", err
 	}
-	name := p.GetLocalhostRef()
+	// critest and older clients write the prefix of the deprecated string here, too.
+	name := strings.TrimPrefix(p.GetLocalhostRef(), profileLocalhost)
 	switch kind := p.GetProfileType(); {
 	case kind == runtimeapi.SecurityProfile_Localhost && name == "":
 		return "", invalid(field, "localhost_ref must name a profile")

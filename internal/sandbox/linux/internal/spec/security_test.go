@@ -144,7 +144,7 @@ func TestAppArmor(t *testing.T) {
 	h.AppArmor, h.root = true, t.TempDir()
 	_, err = checkAppArmor(localhostProfile("mine"), "", h)
 	requireRefused(t, err, errInvalid, "cannot be listed")
-	writeFile(t, filepath.Join(h.root, "sys/kernel/security/apparmor/profiles"), "mine-too (enforce)\nmine (complain)\n")
+	writeFile(t, filepath.Join(h.root, "sys/kernel/security/apparmor/profiles"), "mine-too (enforce)\nmine (complain)\nprefixed (enforce)\n")
 	got, err = checkAppArmor(localhostProfile("mine"), "", h)
 	require.NoError(t, err)
 	assert.Equal(t, "mine", got)
@@ -165,7 +165,7 @@ func TestAppArmor(t *testing.T) {
 		profile    *runtimeapi.SecurityProfile
 		deprecated string
 	}{
-		"tripod-default": {}, "unconfined": {unconfined, "localhost/mine"}, "mine": {localhostProfile("mine"), "unconfined"},
+		"tripod-default": {}, "unconfined": {unconfined, "localhost/mine"}, "mine": {localhostProfile("mine"), "unconfined"}, "prefixed": {localhostProfile("localhost/prefixed"), ""},
 	} {
 		in := testInput(t)
 		sc := in.Container.Config.Linux.SecurityContext
