@@ -403,7 +403,7 @@ leftovers() {
   grep -E " ($dir/root|$state)/[^ ]+/" /proc/self/mountinfo || true
   ls -A "$dir/root/linux" "$state"/{linux,wasm,vm}/pods "$state/netns" "$dir/root/vm/pods" | grep -Ev ':$|^$' || true
   find /sys/fs/cgroup \( -fstype cgroup -o -fstype cgroup2 \) -path "*$TRIPOD_TEST_CGROUP/tripod-*" \
-    ! -name tripod-conmon -type d 2>/dev/null || true # the conmons' cgroup belongs to the node, not to a pod
+    ! -name tripod-conmon ! -name tripod-sessions -type d 2>/dev/null || true # the helpers' cgroups belong to the node, not to a pod
   find "$dir/root/network/leases" -name '[0-9]*.*' || true
   ip -o link show type veth
   ip -o link show type tun
