@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -42,7 +43,7 @@ func (a *alarms) Handle(ctx context.Context, r slog.Record) error {
 func (a *alarms) WithAttrs([]slog.Attr) slog.Handler { return a }
 
 // attach serves one end of a socket pair as a client's connection, and returns the other one. ended is closed after the
-// connection's goroutines have ended.
+// connection's goroutines have ended and the broker has forgotten it.
 func attach(t testing.TB, s *server) (client *net.UnixConn, ended <-chan struct{}) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -59,15 +60,19 @@ func attach(t testing.TB, s *server) (client *net.UnixConn, ended <-chan struct{
 	s.conns[c] = struct{}{}
 	s.mu.Unlock()
 	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	go func() { // without t: it can outlive the test
 		<-c.ended
-		until.Holds(t, "the broker has forgotten the connection", func() bool {
+		err := until.Poll(hang, func() error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			_, there := s.conns[c]
-			return !there
+			if _, there := s.conns[c]; there {
+				return errors.New("the broker knows the connection")
+			}
+			return nil
 		})
+		if err == nil {
+			close(done)
+		}
 	}()
 	s.serving.Add(1)
 	go s.serve(c)
