@@ -53,8 +53,9 @@ func TestRuntimeClasses(t *testing.T) {
 		helper                       string // one for each pod; empty: none
 		most                         int64  // times the measured value; 0: any, because the daemons' heaps can shrink meanwhile
 	}{
-		{"linux", harness.Busybox, "15", "0", "conmon", 8},
-		{"wasm", harness.GreeterC, "60", "0", "", 0}, // many, because a heap of the daemons can grow by 16 MiB meanwhile
+		// Many, because a heap of the daemons can grow by 16 MiB meanwhile.
+		{"linux", harness.Busybox, "60", "0", "conmon", 8},
+		{"wasm", harness.GreeterC, "60", "0", "", 0},
 		{"vm", harness.TinyGuest, "1", "67108864", "qemu-system-x86", 16},
 	} {
 		out := filepath.Join(t.TempDir(), "report.json")
