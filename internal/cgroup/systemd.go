@@ -162,7 +162,8 @@ func (g Tree) Helpers(ctx context.Context) (string, error) {
 	root := filepath.Join(g.Roots[""], helpersDir)
 	// A cgroup with processes of its own cannot divide its resources, so the unit's process moves into a cgroup below. Another
 	// one, without processes, says that this is done.
-	moved := filepath.Join(root, "hold", "moved")
+	hold := filepath.Join(root, "hold")
+	moved := filepath.Join(hold, "moved")
 	if exists(moved) {
 		return helpersDir, nil
 	}
@@ -175,7 +176,6 @@ func (g Tree) Helpers(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("cgroup of %s: %w: %w", helpersUnit, err, errdefs.ErrUnavailable)
 	}
-	hold := filepath.Join(root, "hold")
 	if err := os.MkdirAll(hold, 0o755); err != nil {
 		return "", err
 	}
@@ -293,7 +293,7 @@ func (g Tree) KeepControllers(parent string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", possibleCPUs, err)
 	}
-	return units.set(context.Background(), path.Base(dir), []systemd.Property{{Name: "AllowedCPUs", Value: dbus.MakeVariant(bitmap(all))}})
+	return units.set(context.Background(), path.Base(dir), []systemd.Property{property("AllowedCPUs", bitmap(all))})
 }
 
 // ownSlices returns the paths of the slices, by the IDs of their pods, that pods without a parent got from Pod with a key of this
@@ -320,6 +320,15 @@ func (g Tree) ownSlices(ctx context.Context, prefix string) (map[string]string, 
 		}
 	}
 	return own, nil
+}
+
+// RemoveSlice removes a pod's slice if it is the one that Pod gives with this key to a pod without a parent. Those that callers
+// name are not ours.
+func (g Tree) RemoveSlice(ctx context.Context, key, slice string) error {
+	if own, _ := g.Pod("", key); !g.units() || slice != own {
+		return nil
+	}
+	return g.Remove(ctx, slice)
 }
 
 // RemoveSlices removes the slices of the pods that are not to be kept, with what runs in them.

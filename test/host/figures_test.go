@@ -7,6 +7,8 @@ import (
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // metricsOf returns the metrics of a pod's only container by name. Of several with one name, the largest counts.
@@ -48,8 +50,11 @@ func TestFiguresOfUnits(t *testing.T) {
 			// Half a processor wants to run on a fifth; 32 MB go to the disk; and something needs too much memory.
 			node.run(t, `tripod exec %[1]s sh -c '(while :; do :; done) & sleep 5; kill $!; dd if=/dev/zero of=/file bs=1M count=32 conv=fsync; true'
 			tripod exec %[1]s sh -c 'tail -c 200m /dev/zero | tail; true' || true`, id)
-			time.Sleep(2 * time.Second) // until the daemon measures again
-			got := metricsOf(t, client, id)
+			var got map[string]uint64
+			until.Within(t, time.Minute, "the daemon has measured since", func() bool {
+				got = metricsOf(t, client, id)
+				return got["container_oom_events_total"] > 0
+			})
 			file := func(script string) uint64 {
 				n, err := strconv.ParseUint(strings.TrimSpace(node.run(t, "cd %s && %s", dir, script)), 10, 64)
 				if err != nil {

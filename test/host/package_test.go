@@ -1,21 +1,20 @@
 package host
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // TestReboot: after a reboot of the host, the daemon is up again and knows the pods, whose containers have ended with it.
 // Nothing of them is left once they are removed.
 func TestReboot(t *testing.T) {
-	before := node.run(t, "cat /proc/sys/kernel/random/boot_id")
 	names := runThree(t, "")
 	wantReady(t, names...)
 	node.reboot(t)
-	if now := node.run(t, "cat /proc/sys/kernel/random/boot_id"); now == before {
-		t.Fatal("the host has not been booted again")
-	}
 	node.run(t, "timeout 120 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.5; done'")
 	pods, containers := node.run(t, "tripod pods"), node.run(t, "tripod ps --all")
 	for _, name := range names {
@@ -51,7 +50,7 @@ L
 	touch /root/load; bash /root/load.sh >/root/load.log 2>&1 &`)
 	node.run(t, "dpkg --install /payload/tripod.deb; dpkg --install /payload/tripod.deb")
 	wantReady(t, names...)
-	out := node.run(t, "rm /root/load; sleep 2; cat /root/load.log")
+	out := node.run(t, "rm /root/load; while pgrep -f '^bash /root/load.sh' >/dev/null; do sleep 0.1; done; cat /root/load.log")
 	if strings.Contains(out, "failed") || strings.Count(out, "done") < 20 {
 		t.Errorf("requests during two upgrades: %d, log:\n%.2000s", strings.Count(out, "done"), strings.ReplaceAll(out, "done\n", ""))
 	}
@@ -98,10 +97,17 @@ func TestNetworkd(t *testing.T) {
 // reboot boots the machine again.
 func (g *guest) reboot(t testing.TB) {
 	t.Helper()
+	before := g.run(t, bootID)
 	_, _ = g.try(t, "systemctl reboot") // the connection can end first
-	g.disconnect()
-	time.Sleep(5 * time.Second) // until sshd has stopped
+	until.Within(t, bootTime, "the host has booted again", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // a connection to a host that goes down hangs
+		defer cancel()
+		now, err := g.command(ctx, bootID, nil)
+		return err == nil && now != before
+	})
 	if err := g.waitBoot(bootTime); err != nil {
 		t.Fatal(err)
 	}
 }
+
+const bootID = "cat /proc/sys/kernel/random/boot_id"

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // Images of the three kinds of pod.
@@ -18,6 +20,10 @@ const (
 	greeter = "images.test/tripod/wasm/greeter-c:1"
 	disk    = "images.test/tripod/vm/disk:1"
 )
+
+// answers is a shell command that waits until the daemon answers. The daemon's socket stays over a restart, so one call that is
+// answered is one of the new daemon's.
+const answers = "timeout 60 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.2; done'"
 
 // runThree runs a pod of each kind, with names that end in the given suffix, and returns the names.
 func runThree(t *testing.T, suffix string) []string {
@@ -32,7 +38,7 @@ func runThree(t *testing.T, suffix string) []string {
 // wantReady waits until the daemon answers, and checks that these pods and their containers run.
 func wantReady(t *testing.T, names ...string) {
 	t.Helper()
-	out := node.run(t, "timeout 60 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.2; done'; tripod pods; tripod ps")
+	out := node.run(t, answers+"; tripod pods; tripod ps")
 	for _, name := range names {
 		if !regexp.MustCompile(`Ready +`+name+` `).MatchString(out) || !regexp.MustCompile(`Running .* `+name+"\n").MatchString(out) {
 			t.Errorf("pod %s does not run:\n%s", name, out)
@@ -58,7 +64,7 @@ func TestHelpersHaveTheirOwnUnit(t *testing.T) {
 		if i%2 == 0 {
 			node.run(t, "systemctl restart tripod")
 		} else {
-			node.run(t, "systemctl kill --signal KILL tripod; sleep 2")
+			node.run(t, "systemctl kill --signal KILL tripod")
 		}
 		wantReady(t, names...)
 	}
@@ -89,20 +95,16 @@ func snapshot(t *testing.T) []string {
 // wantNothingLeft waits until what is there is what was there before.
 func wantNothingLeft(t *testing.T, before []string) {
 	t.Helper()
-	var left []string
-	for range 20 {
-		left = nil
-		for _, line := range snapshot(t) {
-			if _, found := slices.BinarySearch(before, line); !found {
-				left = append(left, line)
-			}
+	until.NoError(t, 15*time.Second, func() error {
+		left := slices.DeleteFunc(snapshot(t), func(line string) bool {
+			_, found := slices.BinarySearch(before, line)
+			return found
+		})
+		if len(left) > 0 {
+			return fmt.Errorf("left behind:\n%s", strings.Join(left, "\n"))
 		}
-		if left == nil {
-			return
-		}
-		time.Sleep(500 * time.Millisecond)
-	}
-	t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
+		return nil
+	})
 }
 
 // TestNothingIsLeft: whatever the order in which pods are made, stopped and removed and the daemon is killed and restarted, no
@@ -111,16 +113,16 @@ func TestNothingIsLeft(t *testing.T) {
 	runThree(t, "-first") // what belongs to the node, such as the bridge and the shared worker, comes with the first pods
 	node.run(t, "tripod rmp --all --force")
 	before := snapshot(t)
-	const kill, restart = "systemctl kill --signal KILL tripod; sleep 3; ", "systemctl restart tripod; "
+	const kill, restart = "systemctl kill --signal KILL tripod; " + answers + "; ", "systemctl restart tripod; "
 	for name, order := range map[string]string{
 		"removed":                       "tripod rmp --all --force",
 		"stopped, removed":              "tripod stopp $(tripod pods --quiet); tripod rmp --all",
 		"kill, removed":                 kill + "tripod rmp --all --force",
 		"restart, removed":              restart + "tripod rmp --all --force",
 		"stopped, kill, removed":        "tripod stopp $(tripod pods --quiet); " + kill + "tripod rmp --all --force",
-		"kill during removal, removed":  "(sleep 0.5; systemctl kill --signal KILL tripod) & tripod rmp --all --force; wait; sleep 3; tripod rmp --all --force",
-		"processes killed, removed":     "pkill -KILL -x nginx; pkill -KILL -x qemu-system-x86; sleep 1; tripod rmp --all --force",
-		"daemon and processes, removed": "systemctl kill --signal KILL tripod; pkill -KILL -x conmon; pkill -KILL -x nginx; pkill -KILL -x qemu-system-x86; sleep 3; tripod rmp --all --force",
+		"kill during removal, removed":  "(sleep 0.5; systemctl kill --signal KILL tripod) & tripod rmp --all --force; wait; " + answers + "; tripod rmp --all --force",
+		"processes killed, removed":     "pkill -KILL -x nginx; pkill -KILL -x qemu-system-x86; tripod rmp --all --force",
+		"daemon and processes, removed": "systemctl kill --signal KILL tripod; pkill -KILL -x conmon; pkill -KILL -x nginx; pkill -KILL -x qemu-system-x86; " + answers + "; tripod rmp --all --force",
 	} {
 		t.Run(name, func(t *testing.T) {
 			runThree(t, "")
@@ -131,7 +133,7 @@ func TestNothingIsLeft(t *testing.T) {
 	t.Run("two hundred pods with ten kills", func(t *testing.T) {
 		for i := range 10 {
 			node.run(t, `for n in $(seq 20); do tripod run --name p%d-$n %s >/dev/null & [ $((n %% 5)) != 0 ] || wait; done; wait
-			systemctl kill --signal KILL tripod; sleep 2; timeout 60 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.2; done'; tripod rmp --all --force >/dev/null`, i, nginx)
+			systemctl kill --signal KILL tripod; %s; tripod rmp --all --force >/dev/null`, i, nginx, answers)
 		}
 		wantNothingLeft(t, before)
 	})
@@ -215,7 +217,7 @@ Y
 			t.Errorf("limits of %s: got %q (%v), want memory from %d on, half a processor, and a process", where, out, err, least)
 		}
 	}
-	node.run(t, "systemctl kill --signal KILL tripod; sleep 2; timeout 60 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.2; done'; tripod rmp --all --force")
+	node.run(t, "systemctl kill --signal KILL tripod; "+answers+"; tripod rmp --all --force")
 	wantNothingLeft(t, before)
 }
 
@@ -223,9 +225,8 @@ Y
 // processes are killed. Pods run on, and new ones run.
 func TestUnitsAreStopped(t *testing.T) {
 	names := runThree(t, "")
-	for i, order := range []string{"systemctl restart tripod-helpers.service 'tripod-vm-*.service'", "pkill -KILL -x sleep", "systemctl stop tripod-helpers.service 'tripod-vm-*.service'", "systemctl isolate multi-user.target"} {
+	for i, order := range []string{"systemctl restart tripod-helpers.service 'tripod-vm-*.service'", "pkill -KILL -x sleep; while systemctl --quiet is-active tripod-helpers.service; do sleep 0.1; done", "systemctl stop tripod-helpers.service 'tripod-vm-*.service'", "systemctl isolate multi-user.target"} {
 		_, _ = node.try(t, "%s", order) // not every order succeeds
-		time.Sleep(2 * time.Second)
 		names = append(names, runThree(t, fmt.Sprintf("-%d", i))...)
 		wantReady(t, names...)
 	}
@@ -249,7 +250,7 @@ Y
 	reason := func(name string) string {
 		return strings.TrimSpace(node.run(t, "tripod inspect $(tripod ps --all | awk '/ %s /{print $1}') | jq -r .status.reason", name))
 	}
-	node.run(t, "timeout 120 sh -c 'until tripod ps --all | grep Exited; do sleep 0.5; done'; kill -KILL $(tripod inspect $(tripod ps | awk '/ killed /{print $1}') | jq .info.info.pid); sleep 3")
+	node.run(t, "timeout 120 sh -c 'until tripod ps --all | grep Exited; do sleep 0.5; done'; kill -KILL $(tripod inspect $(tripod ps | awk '/ killed /{print $1}') | jq .info.info.pid); while tripod ps | grep -q ' killed '; do sleep 0.2; done")
 	if greedy, killed := reason("greedy"), reason("killed"); greedy != "OOMKilled" || killed != "Error" {
 		t.Errorf("reasons: got %s for the container without memory and %s for the one that was killed, want OOMKilled and Error", greedy, killed)
 	}
@@ -260,8 +261,9 @@ Y
 func TestControllersOfSlice(t *testing.T) {
 	const slice = "/sys/fs/cgroup/pods.slice/pods-component.slice"
 	node.run(t, `busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager StartTransientUnit 'ssa(sv)a(sa(sv))' pods-component.slice replace 4 \
-		CPUAccounting b true MemoryAccounting b true IOAccounting b true TasksAccounting b true 0; sleep 1
-	echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control; echo +cpuset >/sys/fs/cgroup/pods.slice/cgroup.subtree_control; tripod pull %s >/dev/null`, greeter)
+		CPUAccounting b true MemoryAccounting b true IOAccounting b true TasksAccounting b true 0
+	until [ -d %s ]; do sleep 0.1; done
+	echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control; echo +cpuset >/sys/fs/cgroup/pods.slice/cgroup.subtree_control; tripod pull %s >/dev/null`, slice, greeter)
 	t.Cleanup(func() { node.run(t, "systemctl stop pods.slice") })
 	before := node.run(t, "cat %s/cgroup.controllers", slice)
 	client := node.cri(t)
@@ -272,7 +274,7 @@ func TestControllersOfSlice(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { node.run(t, "tripod rmp --force %s", made.GetPodSandboxId()) })
-	node.run(t, "systemd-run --quiet --scope --slice=pods-other.slice --property=Delegate=yes true; sleep 1")
+	node.run(t, "systemd-run --quiet --scope --slice=pods-other.slice --property=Delegate=yes true; sleep 1") // pacing: systemd takes the controllers away after its answer
 	if after := node.run(t, "cat %s/cgroup.controllers", slice); after != before || !strings.Contains(before, "cpuset") {
 		t.Errorf("controllers of the pod's slice: got %q, want the previous ones, %q, with cpuset", after, before)
 	}

@@ -345,17 +345,11 @@ func (s *spawner) startIn(cmd *exec.Cmd) error {
 		return errStopping
 	default:
 	}
-	path, err := s.place(context.Background())
+	dir, err := s.place(context.Background())
 	if err != nil {
 		return err
 	}
-	dir, err := os.OpenFile(filepath.Join(s.cgroups.Roots[""], path), unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
-	return cmd.Start()
+	return s.cgroups.Start(cmd, dir, nil)
 }
 
 // monitors finds the conmons of our bundles by their command lines and returns them by container ID. It reads all of

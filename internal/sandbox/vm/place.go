@@ -50,8 +50,5 @@ func (b *Backend) removeCgroup(ctx context.Context, id, dir string) error {
 	if err := b.cgroups.Remove(ctx, dir); err != nil {
 		return err
 	}
-	if own, _ := b.cgroups.Pod("", slicePrefix+id); b.cgroups.Driver == cgroup.DriverSystemd && own == path.Dir(dir) {
-		return b.cgroups.Remove(ctx, own)
-	}
-	return nil
+	return b.cgroups.RemoveSlice(ctx, slicePrefix+id, path.Dir(dir))
 }

@@ -365,7 +365,8 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := b.endIdle(ctx, scope); err != nil {
 		return err
 	}
-	return b.keeper.removeSlice(ctx, p)
+	slice, _ := b.keeper.cgroups.Pod(p.Config.GetLinux().GetCgroupParent(), slicePrefix+p.ID)
+	return b.keeper.cgroups.RemoveSlice(ctx, slicePrefix+p.ID, slice)
 }
 
 // endIdle ends the workers of a scope if the scope has no pods. The node's current worker continues to run, for the

@@ -123,18 +123,6 @@ func (k *keeper) removeCgroup(dir string) error {
 	return k.cgroups.Remove(ctx, dir)
 }
 
-// removeSlice removes the slice that the units of a pod's own workers have been in, if the pod had no parent.
-func (k *keeper) removeSlice(ctx context.Context, p *sandbox.Pod) error {
-	if k.cgroups.Driver != cgroup.DriverSystemd {
-		return nil
-	}
-	dir, ours := k.cgroups.Pod(p.Config.GetLinux().GetCgroupParent(), slicePrefix+p.ID)
-	if !ours {
-		return nil
-	}
-	return k.cgroups.Remove(ctx, dir)
-}
-
 // updateOwn changes the limits of a running container's own worker.
 func (b *Backend) updateOwn(w *worker, p *sandbox.Pod, c *sandbox.Container) error {
 	if !isOwn(w.scope) || w.cgroup == "" {
