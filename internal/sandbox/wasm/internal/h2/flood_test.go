@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/test/until"
 )
@@ -113,8 +114,12 @@ func (f flood) run(c *rawClient) int {
 	return f.frames
 }
 
-// TestFloods checks that floods cost a bounded number of handlers and a bounded memory, that the connection is ended, and
-// that the calls of a neighbour are answered meanwhile.
+// ordinaryCalls is how many calls of the neighbour a flood may cost in processor time, the attacker's own time included.
+// The dearest ones cost 2 000, and 3 000 with the race detector; work that grows faster than the frames goes beyond.
+const ordinaryCalls = 10_000
+
+// TestFloods checks that floods cost a bounded number of handlers, a bounded memory and a bounded processor time, that the
+// connection is ended, and that the calls of a neighbour are answered meanwhile.
 func TestFloods(t *testing.T) {
 	for _, f := range floods {
 		t.Run(f.name, func(t *testing.T) {
@@ -131,7 +136,8 @@ func TestFloods(t *testing.T) {
 			config.StuckTime = 500 * time.Millisecond
 			s, address := start(t, config)
 			neighbour := client(t)
-			before := heap()
+			each := callCost(t, neighbour, address)
+			before, spent := heap(), processor(t)
 			stop, times := make(chan struct{}), make(chan []time.Duration, 1)
 			go func() { times <- callUntil(t, neighbour, address, stop) }()
 			c := dialRaw(t, address)
@@ -140,8 +146,6 @@ func TestFloods(t *testing.T) {
 			close(stop)
 			took := <-times
 			slices.Sort(took)
-			t.Logf("%d frames, %d handlers, %d KiB; the neighbour made %d calls, the slowest hundredth took %v",
-				written, attackers.Load(), grown>>10, len(took), took[len(took)*99/100])
 			if f.ends {
 				until.Holds(t, "only the neighbour's connection is left", func() bool {
 					s.mu.Lock()
@@ -149,11 +153,17 @@ func TestFloods(t *testing.T) {
 					return len(s.conns) == 1
 				})
 			}
+			cost := int64((processor(t) - spent) / each)
+			t.Logf("%d frames, %d handlers, processor time of %d calls, %d KiB; the neighbour made %d calls, the slowest hundredth took %v",
+				written, attackers.Load(), cost, grown>>10, len(took), took[len(took)*99/100])
 			if slowest := took[len(took)*99/100]; slowest > 5*time.Second {
 				t.Errorf("the slowest hundredth of the neighbour's calls took %v, want at most 5s", slowest)
 			}
 			if n := attackers.Load(); n > 2*budgetBurst {
 				t.Errorf("%d handlers were started, want at most %d", n, 2*budgetBurst)
+			}
+			if cost > ordinaryCalls {
+				t.Errorf("the flood cost the processor time of %d calls, want at most %d", cost, ordinaryCalls)
 			}
 			if grown > 16<<20 {
 				t.Errorf("the heap has grown by %d bytes, want at most 16 MiB", grown)
@@ -162,9 +172,25 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// callUntil makes calls until stop is closed, at least ten, and returns their durations.
+// callCost returns the processor time of a call of the neighbour, with the server's share and the client's.
+func callCost(t *testing.T, c *http.Client, address string) time.Duration {
+	t.Helper()
+	const calls = 500
+	spent := processor(t)
+	for range calls {
+		call(t, c, address)
+	}
+	return (processor(t) - spent) / calls
+}
+
+// callUntil makes a call each millisecond until stop is closed, at least ten, and returns their durations.
 func callUntil(t *testing.T, c *http.Client, address string, stop chan struct{}) (took []time.Duration) {
-	for {
+	pace := time.NewTicker(time.Millisecond)
+	defer pace.Stop()
+	for range pace.C {
+		started := time.Now()
+		call(t, c, address)
+		took = append(took, time.Since(started))
 		select {
 		case <-stop:
 			if len(took) >= 10 {
@@ -172,21 +198,35 @@ func callUntil(t *testing.T, c *http.Client, address string, stop chan struct{})
 			}
 		default:
 		}
-		r, err := http.NewRequest("GET", "http://"+address, nil)
-		if err != nil {
-			t.Error(err)
-			return took
-		}
-		r.Header.Set("X-Neighbour", "yes")
-		started := time.Now()
-		response, err := c.Do(r)
-		if err != nil {
-			t.Errorf("a neighbour's call: %v", err)
-			return append(took, 0)
-		}
-		response.Body.Close()
-		took = append(took, time.Since(started))
 	}
+	return took
+}
+
+// call makes a call of the neighbour.
+func call(t *testing.T, c *http.Client, address string) {
+	t.Helper()
+	r, err := http.NewRequest("GET", "http://"+address, nil)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r.Header.Set("X-Neighbour", "yes")
+	response, err := c.Do(r)
+	if err != nil {
+		t.Errorf("a neighbour's call: %v", err)
+		return
+	}
+	response.Body.Close()
+}
+
+// processor returns the processor time that this process has used, in all threads.
+func processor(t *testing.T) time.Duration {
+	t.Helper()
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 // heap returns the size of the live heap and the stacks.
