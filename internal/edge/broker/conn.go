@@ -37,7 +37,9 @@ var writeBuffers = sync.Pool{New: func() any { b := make([]byte, 0, maxWrite+409
 //	                                                                        ├─ drain ─▶ client
 //	other clients' publish ─▶ session.enqueue ─ kick ─▶ session.collect ────┘
 type conn struct {
-	net.Conn
+	transport
+	socket *socket         // the transport, or nil if it is another one
+	entry  *connlimit.Conn // nil in tests
 	server *server
 	in     reader
 
@@ -53,14 +55,13 @@ type conn struct {
 	will       *will
 	expires    time.Duration // Session Expiry Interval of CONNECT
 
-	ticket  uint64 // guarded by parking.mu
-	watched bool   // by parking
+	ticket uint64 // guarded by parking.mu
 
 	aliases  map[uint16]string // of incoming messages
 	outgoing map[string]uint16 // aliases of outgoing messages; guarded by session.mu
 
 	mu        sync.Mutex
-	changed   sync.Cond // writing or closing changed
+	changed   sync.Cond // pending, closing or ended changed
 	answers   fifo[answer]
 	pending   int  // bytes of answers and of the current write
 	unacked   int  // messages with QoS 1 and 2 from the client, without the last acknowledgement
@@ -73,7 +74,15 @@ type conn struct {
 	reason    bool      // the last packet says why the connection ends
 	broken    bool      // a write failed
 	writeEnds time.Time // deadline of all writes, once the connection is closing
-	ended     chan struct{}
+	ended     bool      // the transport is closed
+}
+
+// transport is what a connection needs of a net.Conn.
+type transport interface {
+	io.ReadWriteCloser
+	RemoteAddr() net.Addr
+	SetReadDeadline(t time.Time) error
+	SetWriteDeadline(t time.Time) error
 }
 
 // answer holds packets that leave once the store has written a batch.
@@ -87,9 +96,15 @@ type answer struct {
 }
 
 func newConn(c net.Conn, s *server) *conn {
-	n := &conn{Conn: c, server: s, ended: make(chan struct{})}
+	n := &conn{transport: c, server: s, entry: connlimit.Of(c)}
 	n.changed.L = &n.mu
 	n.in.conn = n
+	if n.socket = newSocket(c, n); n.socket != nil {
+		n.transport = n.socket
+		if n.entry != nil {
+			n.entry.Closable(n.socket.abort)
+		}
+	}
 	return n
 }
 
@@ -273,10 +288,10 @@ func (c *conn) write(p []byte) error {
 	if !c.writeEnds.IsZero() && c.writeEnds.Before(deadline) {
 		deadline = c.writeEnds
 	}
-	err := c.Conn.SetWriteDeadline(deadline)
+	err := c.transport.SetWriteDeadline(deadline)
 	c.mu.Unlock()
 	if err == nil {
-		_, err = c.Conn.Write(p)
+		_, err = c.transport.Write(p)
 	}
 	return err
 }
@@ -287,20 +302,32 @@ func (c *conn) finish() {
 	c.mu.Lock()
 	broken, reason := c.broken, c.reason
 	if c.busy { // from now on, it makes room for others
-		connlimit.Of(c.Conn).End()
+		c.entry.End()
 	}
 	c.mu.Unlock()
-	switch half, ok := c.Conn.(interface{ CloseWrite() error }); {
+	switch half, ok := c.transport.(interface{ CloseWrite() error }); {
 	case broken:
-		if t := tlsConn(c.Conn); t != nil {
+		if t := tlsConn(c.transport); t != nil {
 			t.NetConn().Close() // without TLS's alert, which could not be written either
 		}
-	case reason && ok && half.CloseWrite() == nil && c.Conn.SetReadDeadline(time.Now().Add(lingerTimeout)) == nil:
-		_, _ = io.CopyN(io.Discard, c.Conn, lingerBytes) // less if the client ends, or at the deadline
+	case reason && ok && half.CloseWrite() == nil && c.transport.SetReadDeadline(time.Now().Add(lingerTimeout)) == nil:
+		_, _ = io.CopyN(io.Discard, c.transport, lingerBytes) // less if the client ends, or at the deadline
 	}
-	c.Conn.Close()
-	close(c.ended)
+	c.transport.Close()
+	c.mu.Lock()
+	c.ended = true
+	c.changed.Broadcast()
+	c.mu.Unlock()
 	c.server.parking.wake(c)
+}
+
+// awaitEnd waits until finish has closed the connection.
+func (c *conn) awaitEnd() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.ended {
+		c.changed.Wait()
+	}
 }
 
 // end closes the connection without waiting: reads end, and what is pending is written within takeOverTimeout. With MQTT
@@ -322,9 +349,9 @@ func (c *conn) endLocked(code packet.Code) {
 	c.closing = true
 	if c.writeEnds.IsZero() {
 		c.writeEnds = time.Now().Add(takeOverTimeout)
-		_ = c.Conn.SetWriteDeadline(c.writeEnds) // fails only if the connection is closed
+		_ = c.transport.SetWriteDeadline(c.writeEnds) // fails only if the connection is closed
 	}
-	_ = c.Conn.SetReadDeadline(time.Unix(1, 0)) // fails if the client has disconnected
+	_ = c.transport.SetReadDeadline(time.Unix(1, 0)) // fails if the client has disconnected
 	c.changed.Broadcast()
 	c.drainSoon()
 }
@@ -336,7 +363,7 @@ func (c *conn) setReadDeadline(t time.Time) error {
 	if c.closing {
 		return net.ErrClosed
 	}
-	return c.Conn.SetReadDeadline(t)
+	return c.transport.SetReadDeadline(t)
 }
 
 // received counts a message with QoS 1 or 2 from the client. It returns false if there are more than the broker has
@@ -377,7 +404,7 @@ func timedOut(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
 // commonName returns the common name in the client's verified certificate, or "".
 func (c *conn) commonName() string {
-	t := tlsConn(c.Conn)
+	t := tlsConn(c.transport)
 	if t == nil {
 		return ""
 	}

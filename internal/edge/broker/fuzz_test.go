@@ -61,7 +61,7 @@ func attach(t testing.TB, s *server) (client *net.UnixConn, ended <-chan struct{
 	s.mu.Unlock()
 	done := make(chan struct{})
 	go func() { // without t: it can outlive the test
-		<-c.ended
+		c.awaitEnd()
 		err := until.Poll(hang, func() error {
 			s.mu.Lock()
 			defer s.mu.Unlock()

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/packet"
 	"github.com/tripod-run/tripod/internal/guard"
 )
@@ -37,7 +36,7 @@ func (s *server) serve(c *conn) {
 		}
 		c.end(0)
 		s.leave(c)
-		<-c.ended
+		c.awaitEnd()
 		c.in.release()
 		s.serving.Done()
 	}()
@@ -135,7 +134,7 @@ func (c *conn) greet() error {
 	if err := c.accept(connect); err != nil {
 		return err
 	}
-	c.in.idle()
+	c.in.socket = c.socket // from now on, the reader may wait without a buffer
 	c.keepAlive = time.Duration(connect.KeepAlive) * time.Second * 3 / 2
 	if c.keepAlive == 0 {
 		return c.setReadDeadline(time.Time{})
@@ -195,7 +194,7 @@ func (c *conn) accept(p *packet.Connect) error {
 	}
 	c.mu.Lock()
 	c.busy = true
-	connlimit.Of(c.Conn).Begin()
+	c.entry.Begin()
 	c.mu.Unlock()
 	present, code := s.enter(c, p.CleanStart)
 	if code.Failed() {

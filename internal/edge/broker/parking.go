@@ -53,15 +53,18 @@ func newParking(run func(*conn)) (*parking, error) {
 
 // park takes a connection over from its goroutine. It returns false if the goroutine must go on.
 func (p *parking) park(c *conn) bool {
+	if !c.socket.detach() {
+		return false
+	}
 	p.mu.Lock()
 	p.ticket++
-	ticket, armed := p.ticket, false
-	_ = c.in.raw.Control(func(fd uintptr) { armed = p.arm(int(fd), ticket, c.watched) }) // fails if the connection is closed
+	armed := c.socket.arm(p, p.ticket)
 	if armed {
-		p.parked[ticket], c.ticket, c.watched = c, ticket, true
+		p.parked[p.ticket], c.ticket = c, p.ticket
 	}
 	p.mu.Unlock()
 	if !armed {
+		_ = c.socket.attach() // the next read has to wait; it fails if the socket is closed
 		return false
 	}
 	c.mu.Lock()
@@ -79,6 +82,11 @@ func (p *parking) arm(fd int, ticket uint64, watched bool) (ok bool) {
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLONESHOT, Fd: int32(ticket), Pad: int32(ticket >> 32)}
 	_ = p.raw.Control(func(epoll uintptr) { ok = unix.EpollCtl(int(epoll), op, fd, &event) == nil }) // fails if the broker is closed
 	return ok
+}
+
+// forget ends the watch of a descriptor.
+func (p *parking) forget(fd int) {
+	_ = p.raw.Control(func(epoll uintptr) { _ = unix.EpollCtl(int(epoll), unix.EPOLL_CTL_DEL, fd, nil) }) // fails if the broker is closed
 }
 
 // take takes a connection back, and returns false if it is not parked.
@@ -134,7 +142,7 @@ func (p *parking) expire(stop <-chan struct{}) {
 		case now := <-tick.C:
 			p.mu.Lock()
 			for ticket, c := range p.parked {
-				if !c.in.due.IsZero() && now.After(c.in.due) {
+				if c.in.late(c.keepAlive, now) {
 					delete(p.parked, ticket)
 					late = append(late, c)
 				}

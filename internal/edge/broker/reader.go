@@ -4,10 +4,7 @@ import (
 	"io"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/edge/packet"
 )
@@ -20,27 +17,12 @@ var readBuffers = sync.Pool{New: func() any { return new([readSize]byte) }}
 // reader reads packets from a connection. While it waits for a packet, it has no buffer, because most connections of a
 // broker are idle.
 type reader struct {
-	conn *conn
-	raw  syscall.RawConn // nil: the connection needs a buffer while it waits, as with TLS
-	buf  *[readSize]byte
-	r, w int
-	size int // of the last packet's remaining length, in bytes
-	// due is when the keep alive of a client that says nothing is over; zero while it is not known to be silent, or never.
-	due time.Time
-
-	// for readable, which is made once
-	readable func(fd uintptr) bool
-	n        int
-	err      error
-}
-
-// idle lets the reader wait without a buffer, if the connection can do that.
-func (r *reader) idle() {
-	if s, ok := r.conn.Conn.(syscall.Conn); ok {
-		if raw, err := s.SyscallConn(); err == nil {
-			r.raw, r.readable = raw, r.tryRead
-		}
-	}
+	conn   *conn
+	socket *socket // nil: the connection needs a buffer while it waits, as with TLS and before CONNECT
+	buf    *[readSize]byte
+	r, w   int
+	size   int       // of the last packet's remaining length, in bytes
+	silent time.Time // since when the client has said nothing; zero while it is not known to be silent
 }
 
 // next returns the next packet's first byte and what follows its remaining length, of at most limit bytes. The bytes are
@@ -99,7 +81,7 @@ func (r *reader) large(begun []byte, length int, keepAlive time.Duration) ([]byt
 		if err := r.setDeadline(keepAlive); err != nil {
 			return nil, err
 		}
-		n, err := r.conn.Conn.Read(body[len(body):min(cap(body), length)])
+		n, err := r.conn.transport.Read(body[len(body):min(cap(body), length)])
 		body = body[:len(body)+n]
 		if err != nil && len(body) < length {
 			return nil, unexpected(err)
@@ -117,7 +99,7 @@ func unexpected(err error) error {
 
 func (r *reader) setDeadline(keepAlive time.Duration) error {
 	switch {
-	case keepAlive == 0 && r.raw == nil: // greet has set its own
+	case keepAlive == 0 && r.socket == nil: // greet has set its own
 		return nil
 	case keepAlive == 0:
 		return r.conn.setReadDeadline(time.Time{}) // in place of that of wait
@@ -130,7 +112,7 @@ func (r *reader) fill(keepAlive time.Duration) error {
 	begun := r.w > r.r
 	switch {
 	case r.buf == nil:
-	case !begun && r.raw != nil:
+	case !begun && r.socket != nil:
 		r.release()
 	case !begun:
 		r.r, r.w = 0, 0
@@ -138,7 +120,7 @@ func (r *reader) fill(keepAlive time.Duration) error {
 		r.w = copy(r.buf[:], r.buf[r.r:r.w])
 		r.r = 0
 	}
-	if r.buf == nil && r.raw != nil {
+	if r.buf == nil && r.socket != nil {
 		return r.wait(keepAlive)
 	}
 	if err := r.setDeadline(keepAlive); err != nil {
@@ -147,7 +129,7 @@ func (r *reader) fill(keepAlive time.Duration) error {
 	if r.buf == nil {
 		r.buf = readBuffers.Get().(*[readSize]byte)
 	}
-	n, err := r.conn.Conn.Read(r.buf[r.w:])
+	n, err := r.conn.transport.Read(r.buf[r.w:])
 	if r.w += n; n > 0 {
 		return nil
 	}
@@ -157,51 +139,39 @@ func (r *reader) fill(keepAlive time.Duration) error {
 	return err
 }
 
-// wait waits for a packet without a buffer. After parkAfter it returns errSilent.
+// wait waits for a packet without a buffer. After parkAfter, or at once if the socket is detached, it returns errSilent.
 func (r *reader) wait(keepAlive time.Duration) error {
 	now := time.Now()
-	if keepAlive > 0 && r.due.IsZero() {
-		r.due = now.Add(keepAlive)
+	if r.silent.IsZero() {
+		r.silent = now
 	}
 	until := now.Add(parkAfter)
-	if !r.due.IsZero() && r.due.Before(until) {
-		until = r.due
+	if due := r.silent.Add(keepAlive); keepAlive > 0 && due.Before(until) {
+		until = due
 	}
 	if err := r.conn.setReadDeadline(until); err != nil {
 		return err
 	}
-	if err := r.raw.Read(r.readable); err != nil {
-		if timedOut(err) && (r.due.IsZero() || time.Now().Before(r.due)) {
-			return errSilent
-		}
+	buf, n, err := r.socket.tryRead()
+	now = time.Now()
+	switch {
+	case timedOut(err) && !r.late(keepAlive, now):
+		return errSilent
+	case err != nil:
 		return err
 	}
-	r.due = time.Time{}
-	switch {
-	case r.err != nil:
-		return r.err
-	case r.n == 0:
-		return io.EOF
+	r.buf, r.r, r.w = buf, 0, n
+	fast := now.Sub(r.silent) < parkAfter
+	r.silent = time.Time{}
+	if fast {
+		return r.socket.attach()
 	}
-	r.w = r.n
 	return nil
 }
 
-// tryRead reads into a new buffer. It returns false, and keeps no buffer, if there is nothing to read yet.
-func (r *reader) tryRead(fd uintptr) bool {
-	buf := readBuffers.Get().(*[readSize]byte)
-	for {
-		r.n, r.err = unix.Read(int(fd), buf[:])
-		if r.err != unix.EINTR {
-			break
-		}
-	}
-	if r.err == nil && r.n > 0 {
-		r.buf, r.r, r.w = buf, 0, 0
-		return true
-	}
-	readBuffers.Put(buf)
-	return r.err != unix.EAGAIN
+// late reports whether the client is silent for longer than its keep alive.
+func (r *reader) late(keepAlive time.Duration, now time.Time) bool {
+	return keepAlive > 0 && !r.silent.IsZero() && now.Sub(r.silent) >= keepAlive
 }
 
 // release gives the buffer back.

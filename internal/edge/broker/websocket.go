@@ -147,7 +147,7 @@ func (w *webSocket) sendClose(code int, why string) {
 }
 
 // tlsConn returns the TLS connection below a connection, or nil.
-func tlsConn(c net.Conn) *tls.Conn {
+func tlsConn(c transport) *tls.Conn {
 	for {
 		if t, ok := c.(*tls.Conn); ok {
 			return t
