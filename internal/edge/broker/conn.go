@@ -47,10 +47,10 @@ type conn struct {
 	level      byte
 	bridge     bool
 	id, user   string
+	window     uint16        // the client's receive maximum
+	aliasLimit uint16        // outgoing topic aliases
+	maxPacket  uint32        // of the client
 	keepAlive  time.Duration // 0: none
-	window     int           // the client's receive maximum
-	maxPacket  int64         // of the client
-	aliasLimit int           // outgoing topic aliases
 	session    *session
 	will       *will
 	expires    time.Duration // Session Expiry Interval of CONNECT
@@ -61,10 +61,9 @@ type conn struct {
 	outgoing map[string]uint16 // aliases of outgoing messages; guarded by session.mu
 
 	mu        sync.Mutex
-	changed   sync.Cond // pending, closing or ended changed
+	changed   *sync.Cond // pending, closing or ended changed; nil while nobody waits for that
 	answers   fifo[answer]
 	pending   int  // bytes of answers and of the current write
-	unacked   int  // messages with QoS 1 and 2 from the client, without the last acknowledgement
 	open      bool // CONNACK was sent
 	draining  bool // there is a drain, or there must not be another one
 	kicked    bool
@@ -75,6 +74,7 @@ type conn struct {
 	broken    bool      // a write failed
 	writeEnds time.Time // deadline of all writes, once the connection is closing
 	ended     bool      // the transport is closed
+	unacked   int32     // messages with QoS 1 and 2 from the client, without the last acknowledgement
 }
 
 // transport is what a connection needs of a net.Conn.
@@ -97,7 +97,6 @@ type answer struct {
 
 func newConn(c net.Conn, s *server) *conn {
 	n := &conn{transport: c, server: s, entry: connlimit.Of(c)}
-	n.changed.L = &n.mu
 	n.in.conn = n
 	if n.socket = newSocket(c, n); n.socket != nil {
 		n.transport = n.socket
@@ -127,7 +126,7 @@ func (c *conn) answer(p packet.Packet, final int, batch uint64) {
 	}
 	before := len(last.packets)
 	last.packets = packet.Append(last.packets, p, c.level)
-	if int64(len(last.packets)-before) > c.maxPacket && c.maxPacket > 0 {
+	if int64(len(last.packets)-before) > int64(c.maxPacket) && c.maxPacket > 0 {
 		last.packets = last.packets[:before]
 		c.endLocked(packet.TooLarge)
 		return
@@ -168,12 +167,26 @@ func (c *conn) drainSoon() {
 	}
 }
 
+// awaitChange waits until announce is called. The lock is held.
+func (c *conn) awaitChange() {
+	if c.changed == nil {
+		c.changed = sync.NewCond(&c.mu)
+	}
+	c.changed.Wait()
+}
+
+func (c *conn) announce() {
+	if c.changed != nil {
+		c.changed.Broadcast()
+	}
+}
+
 // settle waits until the client has read most of the answers to it, or the connection is closed.
 func (c *conn) settle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !c.closing && c.pending > maxPending {
-		c.changed.Wait()
+		c.awaitChange()
 	}
 }
 
@@ -204,7 +217,7 @@ func (c *conn) drain() {
 			c.broken, c.closing = true, true
 			c.answers, c.pending = fifo[answer]{}, 0
 		}
-		c.changed.Broadcast()
+		c.announce()
 		c.mu.Unlock()
 		if err != nil {
 			c.finish()
@@ -234,7 +247,7 @@ func (c *conn) take(to []byte) (out []byte, answered int) {
 		}
 		answered += len(next.packets)
 		out = append(out, next.packets...)
-		c.unacked = max(c.unacked-next.final, 0)
+		c.unacked = max(c.unacked-int32(next.final), 0)
 		c.open = true
 		c.answers.pop()
 	}
@@ -316,7 +329,7 @@ func (c *conn) finish() {
 	c.transport.Close()
 	c.mu.Lock()
 	c.ended = true
-	c.changed.Broadcast()
+	c.announce()
 	c.mu.Unlock()
 	c.server.parking.wake(c)
 }
@@ -326,7 +339,7 @@ func (c *conn) awaitEnd() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !c.ended {
-		c.changed.Wait()
+		c.awaitChange()
 	}
 }
 
@@ -352,7 +365,7 @@ func (c *conn) endLocked(code packet.Code) {
 		_ = c.transport.SetWriteDeadline(c.writeEnds) // fails only if the connection is closed
 	}
 	_ = c.transport.SetReadDeadline(time.Unix(1, 0)) // fails if the client has disconnected
-	c.changed.Broadcast()
+	c.announce()
 	c.drainSoon()
 }
 
@@ -372,7 +385,7 @@ func (c *conn) received() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unacked++
-	return c.level < 5 || c.unacked <= int(c.server.cfg.ReceiveMaximum)
+	return c.level < 5 || int(c.unacked) <= c.server.cfg.ReceiveMaximum
 }
 
 // appendMessage appends the PUBLISH of a delivery. It returns false if the packet is larger than the client accepts; then
@@ -383,11 +396,11 @@ func (c *conn) appendMessage(to []byte, d *delivery, id uint16, dup bool, now ti
 		known := false
 		if alias, known = c.outgoing[topic]; known {
 			topic = ""
-		} else if len(c.outgoing) < c.aliasLimit {
+		} else if len(c.outgoing) < int(c.aliasLimit) {
 			alias = uint16(len(c.outgoing) + 1)
 		}
 	}
-	if out = d.appendPublish(to, c.level, id, dup, topic, alias, now); int64(len(out)-len(to)) > c.maxPacket {
+	if out = d.appendPublish(to, c.level, id, dup, topic, alias, now); int64(len(out)-len(to)) > int64(c.maxPacket) {
 		return to, false
 	}
 	if alias > 0 && topic != "" {

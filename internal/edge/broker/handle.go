@@ -121,7 +121,7 @@ func (c *conn) greet() error {
 	c.level = packet.Level(body)
 	p, err := packet.Decode(first, body, 0)
 	if err == nil {
-		err = packet.CheckLength(len(body), c.in.size, c.level)
+		err = packet.CheckLength(len(body), int(c.in.size), c.level)
 	}
 	if err != nil {
 		var bad *packet.Error
@@ -134,7 +134,7 @@ func (c *conn) greet() error {
 	if err := c.accept(connect); err != nil {
 		return err
 	}
-	c.in.socket = c.socket // from now on, the reader may wait without a buffer
+	c.in.bare = c.socket != nil
 	c.keepAlive = time.Duration(connect.KeepAlive) * time.Second * 3 / 2
 	if c.keepAlive == 0 {
 		return c.setReadDeadline(time.Time{})
@@ -177,9 +177,9 @@ func (c *conn) accept(p *packet.Connect) error {
 		c.id = "auto-" + rand.Text()
 		answer.SetText(packet.AssignedClientID, c.id)
 	}
-	c.window = int(p.Properties.NumberOr(packet.ReceiveMaximum, 65_535))
-	c.maxPacket = int64(p.Properties.NumberOr(packet.MaximumPacketSize, packet.MaxLength+5))
-	c.aliasLimit = min(int(p.Properties.Number(packet.TopicAliasMaximum)), s.cfg.TopicAliasMaximum)
+	c.window = uint16(p.Properties.NumberOr(packet.ReceiveMaximum, 65_535))
+	c.maxPacket = p.Properties.NumberOr(packet.MaximumPacketSize, packet.MaxLength+5)
+	c.aliasLimit = uint16(min(int(p.Properties.Number(packet.TopicAliasMaximum)), s.cfg.TopicAliasMaximum))
 	limit := uint32(s.cfg.SessionExpiry / time.Second)
 	wanted := p.Properties.Number(packet.SessionExpiry)
 	if p.Level < 5 && !p.CleanStart {
@@ -390,7 +390,7 @@ func (c *conn) subscribeTo(filters []packet.Subscription, id uint32) (codes []pa
 			codes = append(codes, packet.TopicFilterInvalid)
 			continue
 		}
-		if c.session.subs[f.Filter] == nil && c.session.levels+levels(f.Filter) > maxSubscribed {
+		if c.session.subs[f.Filter] == nil && int(c.session.levels)+levels(f.Filter) > maxSubscribed {
 			codes = append(codes, packet.QuotaExceeded)
 			continue
 		}

@@ -217,7 +217,8 @@ func BenchmarkBroker(b *testing.B) {
 	}
 }
 
-// settled returns the memory once it has not changed for a while: until then, the broker may not take its clients for idle.
+// settled returns the memory once it has not changed for more than a second: until then, the broker may not take its clients
+// for idle.
 func settled(t testing.TB, pid int) (bytes int64) {
 	same := 0
 	until.Holds(t, "the memory does not change", func() bool {
@@ -226,7 +227,7 @@ func settled(t testing.TB, pid int) (bytes int64) {
 		} else {
 			bytes, same = now, 0
 		}
-		return same == 20
+		return same == 250
 	})
 	return bytes
 }

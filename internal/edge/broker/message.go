@@ -90,19 +90,38 @@ func (d *delivery) appendPublish(to []byte, level byte, id uint16, dup bool, top
 	return append(to, d.payload...)
 }
 
-// fifo is a queue.
-type fifo[T any] struct {
+// fifo is a queue. Most of the queues of a broker have never had an item, so such a one is only a pointer.
+type fifo[T any] struct{ *queue[T] }
+
+type queue[T any] struct {
 	items []T
 	head  int
 }
 
-func (q *fifo[T]) len() int { return len(q.items) - q.head }
+func newFifo[T any](items []T) fifo[T] {
+	if len(items) == 0 {
+		return fifo[T]{}
+	}
+	return fifo[T]{&queue[T]{items: items}}
+}
 
-func (q *fifo[T]) push(item T) { q.items = append(q.items, item) }
+func (f *fifo[T]) push(item T) {
+	if f.queue == nil {
+		f.queue = &queue[T]{}
+	}
+	f.items = append(f.items, item)
+}
 
-func (q *fifo[T]) first() *T { return &q.items[q.head] }
+func (q *queue[T]) len() int {
+	if q == nil {
+		return 0
+	}
+	return len(q.items) - q.head
+}
 
-func (q *fifo[T]) pop() (item T) {
+func (q *queue[T]) first() *T { return &q.items[q.head] }
+
+func (q *queue[T]) pop() (item T) {
 	item, q.items[q.head] = q.items[q.head], item
 	q.head++
 	switch {
@@ -119,4 +138,9 @@ func (q *fifo[T]) pop() (item T) {
 }
 
 // all returns the items in their order.
-func (q *fifo[T]) all() []T { return q.items[q.head:] }
+func (q *queue[T]) all() []T {
+	if q == nil {
+		return nil
+	}
+	return q.items[q.head:]
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -13,9 +14,13 @@ import (
 
 const (
 	// parkAfter is how long a connection is silent before its goroutine ends.
-	parkAfter = 20 * time.Millisecond
+	parkAfter = 5 * time.Millisecond
 	// parkingCheck is the time between two looks at the keep alives of parked connections.
 	parkingCheck = 250 * time.Millisecond
+	// burst is the number of new connections after which the process returns memory to the system, once no more of them come,
+	// and at most every returnInterval: connecting takes several times the memory of an idle connection.
+	burst          = 1000
+	returnInterval = time.Minute
 )
 
 // errSilent is why a read ends when the client has said nothing for parkAfter.
@@ -30,9 +35,14 @@ type parking struct {
 	raw  syscall.RawConn
 	run  func(*conn) // goes on with a connection; it does not wait
 
+	// detaching lets one connection at a time have its new descriptor: each thread that waits while the kernel enlarges the
+	// table of descriptors is a thread that the runtime keeps.
+	detaching sync.Mutex
+
 	mu     sync.Mutex
 	ticket uint64 // of the last connection that was parked
 	parked map[uint64]*conn
+	fresh  int // connections that were parked for the first time since the process returned memory
 }
 
 func newParking(run func(*conn)) (*parking, error) {
@@ -53,13 +63,19 @@ func newParking(run func(*conn)) (*parking, error) {
 
 // park takes a connection over from its goroutine. It returns false if the goroutine must go on.
 func (p *parking) park(c *conn) bool {
-	if !c.socket.detach() {
+	p.detaching.Lock()
+	detached := c.socket.detach()
+	p.detaching.Unlock()
+	if !detached {
 		return false
 	}
 	p.mu.Lock()
 	p.ticket++
 	armed := c.socket.arm(p, p.ticket)
 	if armed {
+		if c.ticket == 0 {
+			p.fresh++
+		}
 		p.parked[p.ticket], c.ticket = c, p.ticket
 	}
 	p.mu.Unlock()
@@ -69,6 +85,9 @@ func (p *parking) park(c *conn) bool {
 	}
 	c.mu.Lock()
 	closing := c.closing
+	if c.answers.len() == 0 {
+		c.answers = fifo[answer]{}
+	}
 	c.mu.Unlock()
 	return !closing || !p.take(c) // finish may have looked for it too early
 }
@@ -132,28 +151,44 @@ func (p *parking) wait() {
 	}
 }
 
-// expire goes on with the connections whose keep alive is over, until stop is closed.
-func (p *parking) expire(stop <-chan struct{}) {
+// watch goes on with the connections whose keep alive is over, and returns memory after a burst, until stop is closed.
+func (p *parking) watch(stop <-chan struct{}) {
 	tick := time.NewTicker(parkingCheck)
 	defer tick.Stop()
+	before, returned := 0, time.Time{}
 	for {
-		var late []*conn
 		select {
 		case now := <-tick.C:
+			p.expire(now)
 			p.mu.Lock()
-			for ticket, c := range p.parked {
-				if c.in.late(c.keepAlive, now) {
-					delete(p.parked, ticket)
-					late = append(late, c)
-				}
+			over := p.fresh >= burst && p.fresh == before && now.Sub(returned) >= returnInterval
+			if before = p.fresh; over {
+				p.fresh = 0
 			}
 			p.mu.Unlock()
+			if over {
+				debug.FreeOSMemory()
+				returned = now
+			}
 		case <-stop:
 			return
 		}
-		for _, c := range late {
-			p.run(c)
+	}
+}
+
+// expire goes on with the connections whose keep alive is over.
+func (p *parking) expire(now time.Time) {
+	var late []*conn
+	p.mu.Lock()
+	for ticket, c := range p.parked {
+		if c.in.late(c.keepAlive, now) {
+			delete(p.parked, ticket)
+			late = append(late, c)
 		}
+	}
+	p.mu.Unlock()
+	for _, c := range late {
+		p.run(c)
 	}
 }
 

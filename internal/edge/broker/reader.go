@@ -17,12 +17,11 @@ var readBuffers = sync.Pool{New: func() any { return new([readSize]byte) }}
 // reader reads packets from a connection. While it waits for a packet, it has no buffer, because most connections of a
 // broker are idle.
 type reader struct {
-	conn   *conn
-	socket *socket // nil: the connection needs a buffer while it waits, as with TLS and before CONNECT
-	buf    *[readSize]byte
-	r, w   int
-	size   int       // of the last packet's remaining length, in bytes
-	silent time.Time // since when the client has said nothing; zero while it is not known to be silent
+	conn       *conn
+	buf        *[readSize]byte
+	r, w, size int32     // size is that of the last packet's remaining length, in bytes
+	bare       bool      // it waits without a buffer: not before CONNECT, and not with TLS or WebSocket
+	silent     time.Time // since when the client has said nothing; zero while it is not known to be silent
 }
 
 // next returns the next packet's first byte and what follows its remaining length, of at most limit bytes. The bytes are
@@ -37,7 +36,7 @@ func (r *reader) next(keepAlive time.Duration, limit int64, level byte) (first b
 			case size < 0:
 				return 0, nil, false, &packet.Error{Code: packet.Malformed, Text: "the remaining length has more than four bytes"}
 			case size > 0:
-				r.size = size
+				r.size = int32(size)
 				if err := packet.CheckLength(length, size, level); err != nil {
 					return 0, nil, false, err
 				}
@@ -47,7 +46,7 @@ func (r *reader) next(keepAlive time.Duration, limit int64, level byte) (first b
 				}
 				first := have[0]
 				if len(have) >= head+length {
-					r.r += head + length
+					r.r += int32(head + length)
 					return first, have[head : head+length], false, nil
 				}
 				if head+length > readSize {
@@ -99,7 +98,7 @@ func unexpected(err error) error {
 
 func (r *reader) setDeadline(keepAlive time.Duration) error {
 	switch {
-	case keepAlive == 0 && r.socket == nil: // greet has set its own
+	case keepAlive == 0 && !r.bare: // greet has set its own
 		return nil
 	case keepAlive == 0:
 		return r.conn.setReadDeadline(time.Time{}) // in place of that of wait
@@ -112,15 +111,15 @@ func (r *reader) fill(keepAlive time.Duration) error {
 	begun := r.w > r.r
 	switch {
 	case r.buf == nil:
-	case !begun && r.socket != nil:
+	case !begun && r.bare:
 		r.release()
 	case !begun:
 		r.r, r.w = 0, 0
 	case r.w == readSize: // next has checked that the packet fits
-		r.w = copy(r.buf[:], r.buf[r.r:r.w])
+		r.w = int32(copy(r.buf[:], r.buf[r.r:r.w]))
 		r.r = 0
 	}
-	if r.buf == nil && r.socket != nil {
+	if r.buf == nil && r.bare {
 		return r.wait(keepAlive)
 	}
 	if err := r.setDeadline(keepAlive); err != nil {
@@ -130,7 +129,7 @@ func (r *reader) fill(keepAlive time.Duration) error {
 		r.buf = readBuffers.Get().(*[readSize]byte)
 	}
 	n, err := r.conn.transport.Read(r.buf[r.w:])
-	if r.w += n; n > 0 {
+	if r.w += int32(n); n > 0 {
 		return nil
 	}
 	if begun {
@@ -152,7 +151,7 @@ func (r *reader) wait(keepAlive time.Duration) error {
 	if err := r.conn.setReadDeadline(until); err != nil {
 		return err
 	}
-	buf, n, err := r.socket.tryRead()
+	buf, n, err := r.conn.socket.tryRead()
 	now = time.Now()
 	switch {
 	case timedOut(err) && !r.late(keepAlive, now):
@@ -160,11 +159,11 @@ func (r *reader) wait(keepAlive time.Duration) error {
 	case err != nil:
 		return err
 	}
-	r.buf, r.r, r.w = buf, 0, n
+	r.buf, r.r, r.w = buf, 0, int32(n)
 	fast := now.Sub(r.silent) < parkAfter
 	r.silent = time.Time{}
 	if fast {
-		return r.socket.attach()
+		return r.conn.socket.attach()
 	}
 	return nil
 }

@@ -253,7 +253,7 @@ func (s *server) subscribe(to *session, f packet.Subscription, id uint32) (sub *
 		to.subs = map[string]*subscription{}
 	}
 	to.subs[f.Filter] = sub
-	to.levels += levels(f.Filter)
+	to.levels += int32(levels(f.Filter))
 	s.subscriptions.Add(1)
 	if !shared {
 		sub.node.subs = append(sub.node.subs, sub)
@@ -279,7 +279,7 @@ func (s *server) unsubscribe(from *session, filter string) bool {
 		return false
 	}
 	delete(from.subs, filter)
-	from.levels -= levels(filter)
+	from.levels -= int32(levels(filter))
 	s.subscriptions.Add(-1)
 	n := sub.node
 	if g := sub.group; g == nil {

@@ -103,7 +103,7 @@ func New(cfg Config) (Broker, error) {
 	}
 	s.serving.Go(s.housekeeping)
 	s.serving.Go(s.parking.wait)
-	s.serving.Go(func() { s.parking.expire(s.stop) })
+	s.serving.Go(func() { s.parking.watch(s.stop) })
 	return s, nil
 }
 

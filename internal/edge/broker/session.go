@@ -26,11 +26,9 @@ type session struct {
 
 	// subs holds the subscriptions by filter, and levels the number of their levels; guarded by server.mu.
 	subs   map[string]*subscription
-	levels int
+	levels int32
 	// timer ends the session of an absent client; guarded by server.mu.
 	timer *time.Timer
-
-	wasOnline bool // before the broker was killed; while loading
 
 	mu     sync.Mutex
 	conn   *conn         // nil while the client is absent
@@ -42,12 +40,14 @@ type session struct {
 	waiting  fifo[*entry]
 	again    fifo[*entry] // of flight: to be sent once more on this connection
 	flight   map[uint16]*entry
-	window   int // entries of flight that may still be sent on this connection
+	window   int32 // entries of flight that may still be sent on this connection
 	lastID   uint16
-	bytes    int64               // of waiting0, waiting and flight, without retained messages at SUBSCRIBE
-	counted  int                 // entries of waiting and flight that count for the limit
-	counted0 int                 // deliveries of waiting0 that do
-	received map[uint16]struct{} // messages with QoS 2 from the client that it has not released
+	// wasOnline is set while the session is loaded, if its client was connected when the broker was killed.
+	wasOnline bool
+	bytes     int64               // of waiting0, waiting and flight, without retained messages at SUBSCRIBE
+	counted   int                 // entries of waiting and flight that count for the limit
+	counted0  int                 // deliveries of waiting0 that do
+	received  map[uint16]struct{} // messages with QoS 2 from the client that it has not released
 }
 
 // entry is a delivery with QoS 1 or 2.
@@ -180,10 +180,10 @@ func (s *session) attach(c *conn) (previous *conn) {
 	defer s.mu.Unlock()
 	previous = s.conn
 	s.lost()
-	s.conn, s.window, s.expiry = c, c.window, c.expires
-	s.again = fifo[*entry]{items: slices.SortedFunc(maps.Values(s.flight), inOrder)}
+	s.conn, s.window, s.expiry = c, int32(c.window), c.expires
+	again := slices.SortedFunc(maps.Values(s.flight), inOrder)
 	// PUBREL first: it must not wait for room in the window, as a PUBLISH may have to (MQTT 5.0 §4.9).
-	slices.SortStableFunc(s.again.items, func(a, b *entry) int {
+	slices.SortStableFunc(again, func(a, b *entry) int {
 		switch {
 		case a.released == b.released:
 			return 0
@@ -192,6 +192,7 @@ func (s *session) attach(c *conn) (previous *conn) {
 		}
 		return 1
 	})
+	s.again = newFifo(again)
 	return previous
 }
 

@@ -23,14 +23,14 @@ type socket struct {
 	conn   *conn
 	remote netip.AddrPort
 
-	mu       sync.Mutex
-	at       *attachment // nil: detached, and fd is the descriptor
-	fd       int
-	watched  bool // the epoll instance knows fd
-	waiting  int  // calls of Read and Write that may wait
-	closed   bool
-	readEnds time.Time // the deadlines
-	writeEnd time.Time
+	mu        sync.Mutex
+	at        *attachment // nil: detached, and fd is the descriptor
+	fd        int32
+	waiting   int16 // calls of Read and Write that may wait
+	watched   bool  // the epoll instance knows fd
+	closed    bool
+	readEnds  time.Time // the deadlines
+	writeEnds time.Time
 }
 
 // attachment is what lets reads and writes of a socket wait.
@@ -103,7 +103,7 @@ func (s *socket) detach() bool {
 		return false
 	}
 	s.at.closer.Close()
-	s.at, s.fd = nil, fd
+	s.at, s.fd = nil, int32(fd)
 	return true
 }
 
@@ -124,13 +124,13 @@ func (s *socket) attached() (*attachment, error) {
 		return s.at, nil
 	}
 	if s.watched {
-		s.conn.server.parking.forget(s.fd)
+		s.conn.server.parking.forget(int(s.fd))
 		s.watched = false
 	}
 	file := os.NewFile(uintptr(s.fd), "socket")
 	at, err := newAttachment(file, file)
 	if err == nil {
-		err = errors.Join(file.SetReadDeadline(s.readEnds), file.SetWriteDeadline(s.writeEnd))
+		err = errors.Join(file.SetReadDeadline(s.readEnds), file.SetWriteDeadline(s.writeEnds))
 	}
 	s.at = at
 	return at, err
@@ -157,7 +157,7 @@ func (s *socket) done() {
 func (s *socket) arm(p *parking, ticket uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.at != nil || !p.arm(s.fd, ticket, s.watched) {
+	if s.closed || s.at != nil || !p.arm(int(s.fd), ticket, s.watched) {
 		return false
 	}
 	s.watched = true
@@ -173,7 +173,7 @@ func (s *socket) tryRead() (buf *[readSize]byte, n int, err error) {
 		if s.closed {
 			return nil, 0, net.ErrClosed
 		}
-		if buf, n, err = readNow(s.fd); err == unix.EAGAIN {
+		if buf, n, err = readNow(int(s.fd)); err == unix.EAGAIN {
 			err = os.ErrDeadlineExceeded
 		}
 		return buf, n, err
@@ -236,7 +236,7 @@ func (s *socket) writeNow(p []byte) (n int, err error) {
 		return 0, nil
 	}
 	for err = unix.EINTR; err == unix.EINTR; {
-		n, err = unix.Write(s.fd, p)
+		n, err = unix.Write(int(s.fd), p)
 	}
 	if err == unix.EAGAIN {
 		err = nil
@@ -259,7 +259,7 @@ func (s *socket) SetReadDeadline(t time.Time) error {
 func (s *socket) SetWriteDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.writeEnd = t
+	s.writeEnds = t
 	if s.at == nil || s.closed {
 		return nil
 	}
@@ -275,7 +275,7 @@ func (s *socket) control(do func(fd int) error) (err error) {
 	case s.closed:
 		return net.ErrClosed
 	case s.at == nil:
-		return do(s.fd)
+		return do(int(s.fd))
 	}
 	return errors.Join(s.at.raw.Control(func(fd uintptr) { err = do(int(fd)) }), err)
 }
@@ -309,5 +309,5 @@ func (s *socket) Close() error {
 	if s.at != nil {
 		return s.at.closer.Close()
 	}
-	return unix.Close(s.fd)
+	return unix.Close(int(s.fd))
 }
