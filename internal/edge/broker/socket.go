@@ -136,10 +136,8 @@ func (s *socket) attached() (*attachment, error) {
 	return at, err
 }
 
-// wait begins a read or write that may wait. done ends it.
+// wait begins a read or write that may wait. done ends it. The lock is held.
 func (s *socket) wait() (*attachment, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	at, err := s.attached()
 	if err == nil {
 		s.waiting++
@@ -204,7 +202,9 @@ func readNow(fd int) (buf *[readSize]byte, n int, err error) {
 
 // Read implements io.Reader.
 func (s *socket) Read(p []byte) (int, error) {
+	s.mu.Lock()
 	at, err := s.wait()
+	s.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
@@ -214,29 +214,31 @@ func (s *socket) Read(p []byte) (int, error) {
 
 // Write implements io.Writer. If the kernel has no room for all, a detached socket is attached, and its reader has to go on.
 func (s *socket) Write(p []byte) (n int, err error) {
-	n, err = s.writeNow(p)
-	if n == len(p) || err != nil {
-		return n, err
+	s.mu.Lock()
+	detached := s.at == nil && !s.closed
+	if detached {
+		if n, err = writeNow(int(s.fd), p); n == len(p) || err != nil {
+			s.mu.Unlock()
+			return n, err
+		}
 	}
 	at, err := s.wait()
+	s.mu.Unlock()
 	if err != nil {
 		return n, err
 	}
 	defer s.done()
-	s.conn.server.parking.wake(s.conn)
+	if detached {
+		s.conn.server.parking.wake(s.conn)
+	}
 	more, err := at.Write(p[n:])
 	return n + more, err
 }
 
-// writeNow writes what a detached socket takes without waiting.
-func (s *socket) writeNow(p []byte) (n int, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed || s.at != nil {
-		return 0, nil
-	}
+// writeNow writes what the kernel has room for.
+func writeNow(fd int, p []byte) (n int, err error) {
 	for err = unix.EINTR; err == unix.EINTR; {
-		n, err = unix.Write(int(s.fd), p)
+		n, err = unix.Write(fd, p)
 	}
 	if err == unix.EAGAIN {
 		err = nil
