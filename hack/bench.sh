@@ -450,7 +450,8 @@ orchestrator runs beside it. Both sides of the comparison use the same client, i
 
 $(cat "$dir/edge.md")
 
-The broker alone, beside mosquitto, with raw clients, and a topic for each pair of publisher and subscriber:
+The broker alone, beside mosquitto, with raw clients, and a topic for each pair of publisher and subscriber. Memory is the growth of
+the process's resident set with 4 000 clients that are idle, or away, once it has not changed for more than a second:
 
 $(cat "$dir/broker.md")
 
