@@ -15,6 +15,9 @@ import (
 const (
 	// parkAfter is how long a connection is silent before its goroutine ends.
 	parkAfter = 5 * time.Millisecond
+	// attachAfter is the number of packets that come fast before the socket is attached. To attach and detach it costs as much
+	// as to wake it a few times.
+	attachAfter = 8
 	// parkingCheck is the time between two looks at the keep alives of parked connections.
 	parkingCheck = 250 * time.Millisecond
 	// burst is the number of new connections after which the process returns memory to the system, once no more of them come,

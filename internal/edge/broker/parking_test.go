@@ -118,7 +118,7 @@ func TestParkedConnection(t *testing.T) {
 		},
 		"sends packets fast": func(t *testing.T, _ *server, i *idler) {
 			until.Holds(t, "the connection is attached", func() bool {
-				for range 10 {
+				for range 2 * attachAfter {
 					i.ping(t)
 				}
 				return !i.detached()

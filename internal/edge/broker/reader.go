@@ -21,6 +21,7 @@ type reader struct {
 	buf        *[readSize]byte
 	r, w, size int32     // size is that of the last packet's remaining length, in bytes
 	bare       bool      // it waits without a buffer: not before CONNECT, and not with TLS or WebSocket
+	fast       uint8     // reads in a row, up to attachAfter, that came within parkAfter of each other
 	silent     time.Time // since when the client has said nothing; zero while it is not known to be silent
 }
 
@@ -162,7 +163,12 @@ func (r *reader) wait(keepAlive time.Duration) error {
 	r.buf, r.r, r.w = buf, 0, int32(n)
 	fast := now.Sub(r.silent) < parkAfter
 	r.silent = time.Time{}
-	if fast {
+	switch {
+	case !fast:
+		r.fast = 0
+	case r.fast < attachAfter:
+		r.fast++
+	default:
 		return r.conn.socket.attach()
 	}
 	return nil
