@@ -24,7 +24,8 @@ const (
 // cost of its data alone.
 type Detached struct {
 	// Code is the module. It imports its memory as its last import; all indices stay. It also exports its mutable globals
-	// and its tables (GlobalExport, TableExport), whose numbers are Globals and Tables.
+	// and its tables (GlobalExport, TableExport), whose numbers are Globals and Tables. It has data segments only if its
+	// code can refer to them, because each takes time in each instance, and Go's linker makes 100 000 of them.
 	Code            []byte
 	Globals, Tables int
 	// Memory is a core module that exports the memory with the data that the original module begins with.
@@ -61,7 +62,7 @@ func Detach(module []byte) (d *Detached, reason string, err error) {
 	d = &Detached{Globals: len(s.globals), Tables: s.tables, MaxPages: memory.max, Memory: MemoryModule(memory.min, memory.max, s.data)}
 	d.Code = []byte(ModuleHeader)
 	err = bodies(module, func(id byte, c *cursor) error {
-		if id != moduleMemories {
+		if id != moduleMemories && (id != moduleData || s.counted) {
 			d.Code = appendSection(d.Code, id, s.rewrite(id, c))
 		}
 		return nil
@@ -135,6 +136,7 @@ type state struct {
 	defined          uint32   // number of globals
 	tables           int
 	data             []Data
+	counted          bool // a section counts the data segments: without it, no code can refer to them (5.5.15)
 }
 
 // refuse records why the module cannot be detached, unless what it is based on could not be read.
@@ -171,6 +173,8 @@ func (s *state) read(id byte, c *cursor) error {
 		})
 	case moduleStart:
 		s.refuse(c, "it has a start function")
+	case moduleCount:
+		s.counted = true
 	case moduleData:
 		c.each(func() {
 			if d := s.segment(c); d.active {

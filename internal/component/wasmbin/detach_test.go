@@ -11,13 +11,14 @@ import (
 // parts are the sections of a module that can be detached.
 func parts() map[byte]string {
 	return map[byte]string{
-		1: "\x01\x60\x00\x00",                                 // one type
-		2: "\x01" + name("m") + name("f") + "\x00\x00",        // a function
-		3: "\x01\x00",                                         // one function
-		4: "\x01\x70\x00\x02",                                 // a table of 2 functions
-		5: "\x01\x01\x02\x08",                                 // a memory of 2 to 8 pages
-		6: "\x02\x7f\x01\x41\x7f\x0b\x7e\x00\x42\x80\x01\x0b", // a mutable i32, -1, and an i64
-		7: "\x01" + name("memory") + "\x02\x00",
+		1:  "\x01\x60\x00\x00",                                 // one type
+		2:  "\x01" + name("m") + name("f") + "\x00\x00",        // a function
+		3:  "\x01\x00",                                         // one function
+		4:  "\x01\x70\x00\x02",                                 // a table of 2 functions
+		5:  "\x01\x01\x02\x08",                                 // a memory of 2 to 8 pages
+		6:  "\x02\x7f\x01\x41\x7f\x0b\x7e\x00\x42\x80\x01\x0b", // a mutable i32, -1, and an i64
+		7:  "\x01" + name("memory") + "\x02\x00",
+		12: "\x02", // a count of data segments, so code can refer to them
 		// 2 bytes at 300, and a passive segment of one byte
 		11: "\x02\x00\x41\xac\x02\x0b\x02hi\x01\x01x",
 	}
@@ -25,7 +26,7 @@ func parts() map[byte]string {
 
 func moduleOf(sections map[byte]string) []byte {
 	text := moduleHead
-	for id := byte(1); id < 12; id++ {
+	for _, id := range []byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 10, 11} { // as 5.5.2 orders them
 		if s, ok := sections[id]; ok {
 			text += sec(id, s)
 		}
@@ -54,7 +55,18 @@ func TestDetach(t *testing.T) {
 	if got := string(d.Memory); got != memory {
 		t.Errorf("Memory = %q\nwant     %q", got, memory)
 	}
-	for _, code := range [][]byte{d.Code, d.Memory} {
+	uncounted := parts()
+	delete(uncounted, 12)
+	without, reason, err := Detach(moduleOf(uncounted))
+	if err != nil || reason != "" {
+		t.Fatal(reason, err)
+	}
+	delete(want, 12)
+	delete(want, 11)
+	if got, want := string(without.Code), string(moduleOf(want)); got != want {
+		t.Errorf("Code of a module whose code cannot refer to its data = %q\nwant   %q", got, want)
+	}
+	for _, code := range [][]byte{d.Code, d.Memory, without.Code} {
 		if _, err := Parse(code); err != nil {
 			t.Error(err)
 		}

@@ -38,6 +38,7 @@ const (
 	moduleExports  = 7
 	moduleStart    = 8
 	moduleData     = 11
+	moduleCount    = 12 // of the data segments
 
 	componentImports = 10
 	componentExports = 11

@@ -29,7 +29,7 @@ func skeleton(b []byte, header string, depth int) ([]byte, error) {
 	err := bodies(b, func(id byte, c *cursor) (err error) {
 		body := c.rest
 		switch {
-		case module && (id == sectionCustom || id == moduleData || id == 12): // 12: data count
+		case module && (id == sectionCustom || id == moduleData || id == moduleCount):
 			return nil
 		case module && id == 10: // code
 			body, err = traps(c)
