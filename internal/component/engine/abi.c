@@ -252,12 +252,11 @@ static bool lift_case(tw_inst *i, const tw_prog *p, const tw_node *n, uint32_t w
   return out(i, b, &which, 4);
 }
 
-static bool lift_flags(tw_inst *i, const tw_node *n, const uint32_t *words, tw_buf *b) {
-  for (uint32_t k = 0; k * 32 < n->count; k++) {
-    uint32_t rest = n->count - k * 32, w = words[k] & (rest < 32 ? (1u << rest) - 1 : ~0u);
-    if (!out(i, b, &w, 4)) return false;
-  }
-  return true;
+// lift_flags lifts the k-th word of flags.
+static bool lift_flags(tw_inst *i, const tw_node *n, uint32_t k, uint32_t word, tw_buf *b) {
+  uint32_t rest = n->count - k * 32;
+  if (rest < 32) word &= (1u << rest) - 1;
+  return out(i, b, &word, 4);
 }
 
 // lift_word lifts a value of at most 32 bits.
@@ -291,12 +290,13 @@ bool tw_lift_at(tw_inst *i, const tw_prog *p, uint32_t node, uint32_t addr, tw_b
   case TW_BORROW:
     memcpy(v, mem(i, addr), 4);
     return lift_handle(i, p, node, v[0], b);
-  case TW_FLAGS: {
-    uint32_t words[n->count / 32 + 1];
-    memset(words, 0, sizeof words);
-    memcpy(words, mem(i, addr), n->size);
-    return lift_flags(i, n, words, b);
-  }
+  case TW_FLAGS:
+    for (uint32_t k = 0; k * 32 < n->count; k++) {
+      uint32_t word = 0, left = n->size - 4 * k;
+      memcpy(&word, mem(i, addr + 4 * k), left < 4 ? left : 4);
+      if (!lift_flags(i, n, k, word, b)) return false;
+    }
+    return true;
   case TW_S64:
   case TW_U64:
   case TW_F64:
@@ -331,11 +331,10 @@ bool tw_lift_flat(tw_inst *i, const tw_prog *p, uint32_t node, const wasmtime_va
   case TW_OWN:
   case TW_BORROW:
     return lift_handle(i, p, node, (uint32_t)v->i32, b);
-  case TW_FLAGS: {
-    uint32_t words[TW_MAX_FLAT];
-    for (uint32_t k = 0; k < n->ncore; k++) words[k] = (uint32_t)v[k].i32;
-    return lift_flags(i, n, words, b);
-  }
+  case TW_FLAGS:
+    for (uint32_t k = 0; k < n->ncore; k++)
+      if (!lift_flags(i, n, k, (uint32_t)v[k].i32, b)) return false;
+    return true;
   case TW_S64:
   case TW_U64:
   case TW_F64:

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 int64_t tw_spare = -1;
-char tw_starved[] = "no memory for the message";
 
 static bool spare(void) {
   int64_t n = __atomic_load_n(&tw_spare, __ATOMIC_RELAXED);
@@ -14,12 +13,3 @@ static bool spare(void) {
 
 void *tw_get(void *old, size_t n) { return spare() ? realloc(old, n ? n : 1) : NULL; }
 void *tw_zeroed(size_t n) { return spare() ? calloc(1, n ? n : 1) : NULL; }
-
-void tw_free_error(char *text) {
-  if (text != tw_starved) free(text);
-}
-
-bool tw_starve(tw_inst *i, const char *what) {
-  tw_fail(i, TW_STARVED, "%s", what);
-  return false;
-}

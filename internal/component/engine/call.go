@@ -407,6 +407,8 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 		return fmt.Errorf("%w: %s", ErrHandles, text)
 	case C.TW_HOSTCALLS:
 		return fmt.Errorf("%w: %s", ErrHostCalls, text)
+	case C.TW_NOROOM:
+		return fmt.Errorf("%w: %s", errNoRoom, text)
 	case C.TW_STARVED:
 		return fmt.Errorf("%w: %s", ErrStarved, text)
 	case C.TW_OUTPUT:
@@ -428,9 +430,6 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 
 // trapped returns the error for a trap. It parses the trap's message, because the component API reports only text.
 func (i *Instance) trapped(text string) error {
-	if strings.Contains(text, "maximum concurrent") {
-		return fmt.Errorf("%w: %s", errNoRoom, text)
-	}
 	_, cause, ok := strings.Cut(text, "wasm trap: ")
 	if !ok {
 		return &Trap{Kind: TrapOther, Message: text}

@@ -235,9 +235,23 @@ func (e *Engine) compileServer(ctx context.Context, m wasmbin.Module, opts Compi
 	return e.tryLink(img, opts.ModuleHost, exports)
 }
 
+// maxImports bounds the imports of a core module. The engine lists them again for each instance.
+const maxImports = 4096
+
+// checkImports returns an error if a module has too many imports.
+func checkImports(n int) error {
+	if n > maxImports {
+		return invalid("a core module has %d imports, at most %d are supported", n, maxImports)
+	}
+	return nil
+}
+
 // compileModule compiles a core module, and its memory as another module if the guest can have snapshots.
 func (e *Engine) compileModule(ctx context.Context, m wasmbin.Module, img *image) error {
 	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := checkImports(len(m.Imports)); err != nil {
 		return err
 	}
 	detached, err := img.detach(m)
@@ -348,6 +362,11 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 		return e.compileModule(ctx, bin.Modules[0], img)
 	}
 	img.Snapshot = snapshotInspection{Reason: cmp.Or(wasmbin.WhyNoSnapshot(wasm, plan.Modules), "the guest has several core modules")}
+	for _, s := range plan.Steps {
+		if err := checkImports(len(s.Imports)); err != nil {
+			return err
+		}
+	}
 	for _, m := range plan.Modules {
 		if err := e.addModule(ctx, m.Code, img); err != nil {
 			return err

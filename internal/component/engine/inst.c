@@ -1,69 +1,8 @@
 // Stores and instances, the configuration of WASI, and calls.
-#define _GNU_SOURCE
 #include "p1.h"
-#include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-void tw_fail(tw_inst *i, int why, const char *fmt, ...) {
-  va_list args;
-  va_start(args, fmt);
-  free(i->message);
-  if (vasprintf(&i->message, fmt, args) < 0) i->message = NULL;
-  va_end(args);
-  i->why = why;
-}
-
-// text returns a message without wasmtime's own backtrace, which is useless, or NULL if there is no memory.
-static char *text(wasm_byte_vec_t *v) {
-  char *s = tw_get(NULL, v->size + 1), *end;
-  if (s) {
-    memcpy(s, v->data, v->size), s[v->size] = 0;
-    if ((end = strstr(s, "\n\nStack backtrace:"))) *end = 0;
-  }
-  wasm_byte_vec_delete(v);
-  return s;
-}
-
-static char *error_text(wasmtime_error_t *e) {
-  wasm_byte_vec_t v;
-  wasmtime_error_message(e, &v);
-  wasmtime_error_delete(e);
-  return text(&v);
-}
-
-char *tw_error(wasmtime_error_t *e) {
-  if (!e) return NULL;
-  char *s = error_text(e);
-  return s ? s : tw_starved;
-}
-
-bool tw_took(tw_inst *i, wasmtime_error_t *e, wasm_trap_t *t) {
-  if (!e && !t) return false;
-  int code;
-  bool exited = e && wasmtime_error_exit_status(e, &code);
-  char *s;
-  if (e) {
-    s = error_text(e);
-  } else {
-    wasm_byte_vec_t v;
-    wasm_trap_message(t, &v);
-    wasm_trap_delete(t);
-    s = text(&v);
-  }
-  if (i->why) { // whatever ended the guest has already set the reason
-    if (i->message) free(s);
-    else i->message = s;
-    return true;
-  }
-  free(i->message);
-  i->message = s;
-  i->why = exited ? TW_EXIT : TW_TRAP;
-  if (exited) i->exit_code = code;
-  return true;
-}
 
 // ---- making ----
 
@@ -310,15 +249,20 @@ static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
     return;
   }
   const tw_prog *p = f->prog;
+  wasmtime_component_val_t *params = tw_get(NULL, p->nparams * sizeof *params), result;
+  if (!params) {
+    tw_starve(i, "parameters");
+    return;
+  }
   tw_arena *arena = NULL;
   tw_src s = {i, p, args};
-  wasmtime_component_val_t params[p->nparams + 1], result;
   memset(&result, 0, sizeof result);
   bool ok = true;
   for (uint32_t k = 0; k < p->nparams && ok; k++) ok = tw_to_val(&s, p->params[k], &params[k], &arena);
   size_t results = p->result != TW_NONE;
   if (ok) ok = !tw_took(i, wasmtime_component_func_call(&fn, i->cx, params, p->nparams, &result, results), NULL);
   tw_release(i, arena, ok);
+  free(params);
   if (!ok) return;
   if (results) {
     tw_from_val(i, p, p->result, &result, out);

@@ -68,7 +68,7 @@ func TestNothingLeaks(t *testing.T) {
 			round(n)
 		}
 		// The limit would show a leak of 100 bytes per round.
-		if grown := resident(t) - before; grown > 4<<20+rounds*100 && !underRace {
+		if grown := resident(t) - before; grown > 4<<20+rounds*100 && !underSanitizer {
 			t.Errorf("%d rounds: memory grew by %d KiB", rounds, grown>>10)
 		} else {
 			t.Logf("%d rounds: memory grew by %d KiB", rounds, grown>>10)

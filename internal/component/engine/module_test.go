@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -132,7 +134,9 @@ func TestServerModuleRefused(t *testing.T) {
 		}
 		return f
 	}
+	many := slices.Repeat(imports("tripod:grpc/raw@0.1.0", "twice"), maxImports+1)
 	for want, m := range map[string]coreMod{
+		"a core module has 4097 imports, at most 4096 are supported":       rawModule(many),
 		"import wasi:http/types@0.2.0.f: not supported in a core module":   rawModule(imports("wasi:http/types@0.2.0", "f")),
 		"import env.f: not supported in a core module":                     rawModule(imports("env", "f")),
 		"import tripod:grpc/raw@0.1.0#trice: nothing provides it":          rawModule(imports("tripod:grpc/raw@0.1.0", "trice")),
@@ -145,5 +149,24 @@ func TestServerModuleRefused(t *testing.T) {
 		if _, err := testEngine(t).Compile(t.Context(), m.bytes(), rawOptions()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error = %v; want %q", err, want)
 		}
+	}
+}
+
+// TestManyImports: a core module with as many imports as are allowed runs.
+func TestManyImports(t *testing.T) {
+	var body bin
+	body.u8(0x20, 0, 0x10).u32(maxImports - 1) // the last import, with the parameter
+	m := coreMod{funcs: []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}}}
+	opts := rawOptions()
+	twice := opts.ModuleHost.Funcs[0]
+	opts.ModuleHost.Funcs = nil
+	for n := range maxImports {
+		twice.Name = fmt.Sprint("twice-", n)
+		opts.ModuleHost.Funcs = append(opts.ModuleHost.Funcs, twice)
+		m.imports = append(m.imports, coreFn{module: twice.Interface, name: twice.Name, params: 1, results: 1})
+	}
+	c, f := loadedServer(t, m, opts)
+	if out, err := instance(t, c, InstanceOptions{}).Call(t.Context(), f, u32s(21), nil); err != nil || string(out) != string(u32s(42)) {
+		t.Errorf("Call = %v, %v; want 42", out, err)
 	}
 }

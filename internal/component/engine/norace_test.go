@@ -1,5 +1,5 @@
-//go:build !race
+//go:build !race && !asan
 
 package engine
 
-const underRace = false
+const underSanitizer = false

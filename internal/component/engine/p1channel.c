@@ -4,20 +4,20 @@
 #include "p1.h"
 #include <stdlib.h>
 
-static const char room[] = "/ch";
+static const char room_name[] = "/ch";
 
 int p1_room_prestat(call *c) {
   if (!fits(c, arg(c, 1), 8)) return EFAULT_;
   put32(c, arg(c, 1), 0); // a directory
-  put32(c, arg(c, 1) + 4, sizeof room - 1);
+  put32(c, arg(c, 1) + 4, sizeof room_name - 1);
   return OK;
 }
 
 int p1_room_dir_name(call *c) {
   uint32_t at = arg(c, 1), n = arg(c, 2);
-  if (n < sizeof room - 1) return ENAMETOOLONG_;
+  if (n < sizeof room_name - 1) return ENAMETOOLONG_;
   if (!fits(c, at, n)) return EFAULT_;
-  memcpy(c->mem + at, room, sizeof room - 1);
+  memcpy(c->mem + at, room_name, sizeof room_name - 1);
   return OK;
 }
 

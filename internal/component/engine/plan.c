@@ -14,12 +14,17 @@ static bool find(tw_inst *i, const tw_plan *p, const tw_core *c, wasmtime_extern
 
 static bool step(tw_inst *i, const tw_plan *p, uint32_t n) {
   const tw_step *s = &p->steps[n];
-  wasmtime_extern_t imports[s->nimports + 1];
-  for (uint32_t k = 0; k < s->nimports; k++)
-    if (!find(i, p, &s->imports[k], &imports[k])) return false;
-  wasm_trap_t *trap = NULL;
-  wasmtime_error_t *err = wasmtime_instance_new(i->cx, s->module, imports, s->nimports, &i->mods[n], &trap);
-  return !tw_took(i, err, trap);
+  wasmtime_extern_t *imports = tw_get(NULL, s->nimports * sizeof *imports);
+  if (!imports) return tw_starve(i, "imports");
+  bool ok = true;
+  for (uint32_t k = 0; k < s->nimports && ok; k++) ok = find(i, p, &s->imports[k], &imports[k]);
+  if (ok) {
+    wasm_trap_t *trap = NULL;
+    wasmtime_error_t *err = wasmtime_instance_new(i->cx, s->module, imports, s->nimports, &i->mods[n], &trap);
+    ok = !tw_took(i, err, trap);
+  }
+  free(imports);
+  return ok;
 }
 
 void tw_instantiate_plan(tw_inst *i, const tw_plan *p) {

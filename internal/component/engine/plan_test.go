@@ -135,7 +135,7 @@ func TestPlanWithoutMemory(t *testing.T) {
 	defer func() { byPlan = false }()
 	c := theGuest(t)
 	defer failAllocsAfter(-1)
-	for n := range int64(8) {
+	for n := range int64(32) {
 		failAllocsAfter(n)
 		i, err := c.Instantiate(t.Context(), InstanceOptions{Host: &things{}})
 		if failAllocsAfter(-1); err == nil {

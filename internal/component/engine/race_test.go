@@ -1,6 +1,7 @@
-//go:build race
+//go:build race || asan
 
 package engine
 
-// underRace is set because the race detector keeps memory for each goroutine that has existed.
-const underRace = true
+// underSanitizer is set because the race detector keeps memory for each goroutine that has existed, and the address
+// sanitizer keeps freed memory.
+const underSanitizer = true

@@ -44,11 +44,10 @@ static bool begin_from(tw_inst *i, const tw_snapshot *s) {
   return true;
 }
 
-bool tw_instantiate_detached(tw_inst *i, const tw_detached *d, const tw_snapshot *from, bool capture) {
+// instantiate makes an instance whose memory begins with the image. There is room for all imports in all.
+static bool instantiate(tw_inst *i, const tw_detached *d, tw_image *image, wasmtime_extern_t *all) {
   wasm_trap_t *trap = NULL;
   wasmtime_instance_t memory;
-  wasmtime_extern_t all[d->nimports + 1];
-  tw_image *image = from ? from->memory : d->initial;
   wasmtime_error_t *e = tw_image_instantiate(i->cx, image, &memory, &trap);
   if (tw_took(i, e, trap)) return false;
   for (uint32_t k = 0; k < d->nimports; k++) {
@@ -59,7 +58,15 @@ bool tw_instantiate_detached(tw_inst *i, const tw_detached *d, const tw_snapshot
   if (!wasmtime_instance_export_get(i->cx, &memory, memory_export, sizeof memory_export - 1, &all[d->nimports]))
     return tw_fail(i, TW_FAILED, "no memory"), false;
   e = wasmtime_instance_new(i->cx, d->module, all, d->nimports + 1, &i->mod, &trap);
-  if (tw_took(i, e, trap)) return false;
+  return !tw_took(i, e, trap);
+}
+
+bool tw_instantiate_detached(tw_inst *i, const tw_detached *d, const tw_snapshot *from, bool capture) {
+  wasmtime_extern_t *all = tw_get(NULL, (d->nimports + 1) * sizeof *all);
+  if (!all) return tw_starve(i, "imports");
+  bool ok = instantiate(i, d, from ? from->memory : d->initial, all);
+  free(all);
+  if (!ok) return false;
   i->capture = capture && look(i, d->ntables, &i->tables);
   return !from || begin_from(i, from);
 }

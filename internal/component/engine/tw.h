@@ -7,6 +7,7 @@
 //	p1.c        WASI preview 1, with p1poll.c; p1channel.c for channels, p1pass.c for directories and files
 //	host.c      calls of host functions, on both paths
 //	inst.c      stores and instances, calls, the configuration of WASI
+//	error.c     why a call ended; wasmtime's errors and traps
 //	plan.c      core path: instances of several core modules
 //	snapshot.c  core path: guests whose memory is detached from their code, and their snapshots
 //	memory.c    the linear memories of these guests
@@ -225,9 +226,15 @@ int64_t tw_sleep(tw_inst *, int64_t ns); // sleeps until then or until killed; t
 int tw_ticker(wasm_engine_t *);
 void tw_stand_back(bool by_idle); // selects how guests yield; for tests
 
+
+// ---- errors (error.c) ----
+
 void tw_fail(tw_inst *, int why, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+bool tw_starve(tw_inst *, const char *what); // ends the call because there is no memory; returns false
 // tw_took converts wasmtime's error and trap, which it frees, to why and message. It returns false if both are NULL.
 bool tw_took(tw_inst *, wasmtime_error_t *, wasm_trap_t *);
+char *tw_error(wasmtime_error_t *); // returns the message, for tw_free_error, and frees the error; NULL for NULL
+void tw_free_error(char *);
 
 // ---- values (abi.c, dyn.c) ----
 
@@ -435,16 +442,12 @@ int tw_call(tw_inst *, const tw_func *, uint64_t seq, const uint8_t *args, size_
 // tw_run runs a command: _start if run is NULL, otherwise run of wasi:cli/run. It returns why.
 int tw_run(tw_inst *, const tw_func *run, uint64_t seq);
 
-char *tw_error(wasmtime_error_t *); // returns the message, for tw_free_error, and frees the error; NULL for NULL
-void tw_free_error(char *);
 
 // ---- memory (alloc.c) ----
 
 void *tw_get(void *old, size_t n); // realloc; returns NULL and keeps old if there is no memory
 void *tw_zeroed(size_t n);         // calloc; returns NULL if there is no memory
 extern int64_t tw_spare;           // allocations that succeed before all others fail, for tests; negative: no limit
-extern char tw_starved[];          // the message when there is no memory for a message
-bool tw_starve(tw_inst *, const char *what); // ends the call because there is no memory; returns false
 
 // ---- the Go half (export.go) ----
 
