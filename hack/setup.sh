@@ -21,6 +21,7 @@ packages=(
   mosquitto mosquitto-clients           # an independent MQTT broker and clients; the service stays off, tests start their own
   redis-server                          # a store for components; the service stays off, tests start their own
   gcc libc6-dev                         # for tripod-wasm, whose engine is a C library, and go test -race
+  cppcheck                              # the linter of the engine's C half
   curl                                  # an independent client of the pods
   nghttp2-client                        # an independent client of HTTP/2, and h2load for make bench
   jq procps util-linux ca-certificates xz-utils
