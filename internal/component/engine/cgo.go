@@ -71,7 +71,7 @@ const (
 )
 
 // warm returns the number of memories that a snapshot keeps for instances. For tests.
-func (s *Snapshot) warm() int { return int(s.mem.c.nwarm) }
+func (s *Snapshot) warm() int { return int(s.mem.nwarm) }
 
 // findPages selects whether memory.c asks the kernel which pages have changed, and returns whether it did. For tests.
 func findPages(on bool) bool { return bool(C.tw_find_pages(C.bool(on))) }

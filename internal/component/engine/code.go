@@ -210,15 +210,15 @@ func (c *Code) bindImports(l *link) error {
 	if err := c.host.defineCore(linker); err != nil {
 		return err
 	}
-	if c.img.Snapshot.Detached {
-		return c.linkDetached(l, linker)
-	}
 	var pre *C.wasmtime_instance_pre_t
 	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.modules[0], &pre)); err != nil {
 		return invalid("%v", err)
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_instance_pre_delete(pre) })
 	l.c.pre = pre
+	if c.img.Snapshot.Detached {
+		return c.linkDetached(l)
+	}
 	return nil
 }
 

@@ -24,7 +24,7 @@ import (
 const wasmtimeVersion = "39.0.1"
 
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
-const codeVersion = 5
+const codeVersion = 6
 
 // Defaults of Config.
 const (

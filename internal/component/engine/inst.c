@@ -103,7 +103,7 @@ static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *fr
   wasmtime_error_t *err;
   wasmtime_extern_t e;
   if (c->detached) {
-    if (!tw_instantiate_detached(i, c->detached, from, i->capture)) return;
+    if (!tw_instantiate_detached(i, c, from, i->capture)) return;
   } else {
     err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->mod, &trap);
     if (tw_took(i, err, trap)) return;
@@ -121,7 +121,7 @@ static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *fr
 tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t len) {
   tw_inst *i = tw_zeroed(sizeof *i);
   if (!i) return NULL;
-  i->core = c->pre || c->plan || c->detached, i->go_ = o->go_, i->account = o->account;
+  i->core = c->pre || c->plan, i->go_ = o->go_, i->account = o->account;
   i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
   i->mods = &i->mod, i->allocators = &i->cabi_realloc;

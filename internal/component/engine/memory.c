@@ -231,7 +231,7 @@ static wasmtime_error_t *new_memory(void *env, const wasm_memorytype_t *type, si
                                     size_t guard, wasmtime_linear_memory_t *memory) {
   (void)env, (void)type, (void)max;
   tw_image *m = wanted;
-  if (!m || m->size != min) return wasmtime_error_new("a memory that begins with no image");
+  if (!m || m->size < min) return wasmtime_error_new("a memory that begins with no image");
   tw_slot *s = warm_slot(m);
   if (!s) {
     if ((s = reserve(reserved + guard, guard)) && !fill(s, m)) chill(s), s = NULL;
@@ -240,7 +240,7 @@ static wasmtime_error_t *new_memory(void *env, const wasm_memorytype_t *type, si
   pthread_mutex_lock(&mu);
   m->users++;
   pthread_mutex_unlock(&mu);
-  s->size = min, s->image = m;
+  s->size = m->size, s->image = m;
   *memory = (wasmtime_linear_memory_t){s, get_memory, grow_memory, release};
   return NULL;
 }
@@ -252,10 +252,10 @@ void tw_use_slots(wasm_config_t *c) {
 
 // ---- images ----
 
-tw_image *tw_image_new(const wasmtime_module_t *module, int fd, size_t begin, size_t end, size_t size) {
+tw_image *tw_image_new(int fd, size_t begin, size_t end, size_t size) {
   tw_image *m = tw_zeroed(sizeof *m);
   if (!m) return NULL;
-  m->module = module, m->fd = fd, m->begin = begin, m->end = end, m->size = size, m->users = 1;
+  m->fd = fd, m->begin = begin, m->end = end, m->size = size, m->users = 1;
   if (begin == end) return m;
   uint8_t *data = mmap(NULL, end - begin, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
@@ -280,9 +280,10 @@ void tw_image_close(tw_image *m) {
   image_done(m);
 }
 
-wasmtime_error_t *tw_image_instantiate(wasmtime_context_t *cx, tw_image *m, wasmtime_instance_t *memory, wasm_trap_t **trap) {
+wasmtime_error_t *tw_image_instantiate(wasmtime_context_t *cx, const wasmtime_instance_pre_t *pre, tw_image *m, wasmtime_instance_t *i,
+                                       wasm_trap_t **trap) {
   wanted = m;
-  wasmtime_error_t *e = wasmtime_instance_new(cx, m->module, NULL, 0, memory, trap);
+  wasmtime_error_t *e = wasmtime_instance_pre_instantiate(pre, cx, i, trap);
   wanted = NULL;
   return e;
 }

@@ -85,31 +85,18 @@ func scanPages(fd int) error {
 	return nil
 }
 
-// memoryImage is what the memories of instances begin with.
-type memoryImage struct {
-	c      *C.tw_image
-	module *C.wasmtime_module_t
-}
-
-// newMemoryImage makes an image of a memory whose data is given, for instances of a detached module of a code.
-func (c *Code) newMemoryImage(size int, data []wasmbin.Data) (*memoryImage, error) {
-	i := &memoryImage{}
-	empty := wasmbin.MemoryModule(uint64(size/wasmbin.PageSize), c.img.Snapshot.MaxPages, nil)
-	var err error
-	if i.module, err = newModule(c.engine.detached, empty); err != nil {
+// newMemoryImage makes an image of a memory whose data is given, for instances of a detached module. tw_image_close closes it.
+func newMemoryImage(size int, data []wasmbin.Data) (*C.tw_image, error) {
+	fd, begin, end, err := memoryFile(data)
+	if err != nil {
 		return nil, err
 	}
-	fd, begin, end, err := memoryFile(data)
-	if err == nil {
-		i.c = C.tw_image_new(i.module, C.int(fd), C.size_t(begin), C.size_t(end), C.size_t(size))
-		if i.c != nil {
-			return i, nil
-		}
+	i := C.tw_image_new(C.int(fd), C.size_t(begin), C.size_t(end), C.size_t(size))
+	if i == nil {
 		_ = unix.Close(fd)
-		err = ErrStarved
+		return nil, ErrStarved
 	}
-	C.wasmtime_module_delete(i.module)
-	return nil, err
+	return i, nil
 }
 
 // memoryFile writes data to a file in memory that nobody can change. The file begins at the address begin.
@@ -136,11 +123,6 @@ func memoryFile(data []wasmbin.Data) (fd int, begin, end uint64, err error) {
 		return -1, 0, 0, fmt.Errorf("memory image: %w: %w", err, errdefs.ErrResourceExhausted)
 	}
 	return fd, begin, end, nil
-}
-
-func (i *memoryImage) close() {
-	C.tw_image_close(i.c)
-	C.wasmtime_module_delete(i.module)
 }
 
 // memoryBytes returns a memory. It is valid until the memory grows or its store is deleted.
@@ -176,12 +158,12 @@ func (c *Code) initialMemory(l *link) error {
 	}
 	bytes := memoryBytes(cx, (*C.wasmtime_memory_t)(unsafe.Pointer(&e.of)))
 	data, _ := nonZero(bytes)
-	image, err := c.newMemoryImage(len(bytes), data)
+	image, err := newMemoryImage(len(bytes), data)
 	if err != nil {
 		return err
 	}
-	l.c.detached.initial = image.c
-	c.frees = append(c.frees, image.close)
+	l.c.detached.initial = image
+	c.frees = append(c.frees, func() { C.tw_image_close(image) })
 	C.wasmtime_module_delete(l.memory)
 	l.memory = nil
 	return nil

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-// The names of exports that wasmbin.Detach adds, and that of the memory.
-static const char memory_export[] = "memory", global_export[] = "tripod:global/", table_export[] = "tripod:table/";
+// The names of exports that wasmbin.Detach adds.
+static const char global_export[] = "tripod:global/", table_export[] = "tripod:table/";
 
 static bool numbered(tw_inst *i, const char *prefix, uint32_t n, uint8_t kind, wasmtime_extern_t *e) {
   char name[40];
@@ -44,30 +44,11 @@ static bool begin_from(tw_inst *i, const tw_snapshot *s) {
   return true;
 }
 
-// instantiate makes an instance whose memory begins with the image. There is room for all imports in all.
-static bool instantiate(tw_inst *i, const tw_detached *d, tw_image *image, wasmtime_extern_t *all) {
+bool tw_instantiate_detached(tw_inst *i, const tw_code *c, const tw_snapshot *from, bool capture) {
   wasm_trap_t *trap = NULL;
-  wasmtime_instance_t memory;
-  wasmtime_error_t *e = tw_image_instantiate(i->cx, image, &memory, &trap);
+  wasmtime_error_t *e = tw_image_instantiate(i->cx, c->pre, from ? from->memory : c->detached->initial, &i->mod, &trap);
   if (tw_took(i, e, trap)) return false;
-  for (uint32_t k = 0; k < d->nimports; k++) {
-    const tw_import *at = &d->imports[k];
-    if (!wasmtime_linker_get(d->linker, i->cx, at->module, at->module_size, at->name, at->name_size, &all[k]))
-      return tw_fail(i, TW_FAILED, "no import %s.%s", at->module, at->name), false;
-  }
-  if (!wasmtime_instance_export_get(i->cx, &memory, memory_export, sizeof memory_export - 1, &all[d->nimports]))
-    return tw_fail(i, TW_FAILED, "no memory"), false;
-  e = wasmtime_instance_new(i->cx, d->module, all, d->nimports + 1, &i->mod, &trap);
-  return !tw_took(i, e, trap);
-}
-
-bool tw_instantiate_detached(tw_inst *i, const tw_detached *d, const tw_snapshot *from, bool capture) {
-  wasmtime_extern_t *all = tw_get(NULL, (d->nimports + 1) * sizeof *all);
-  if (!all) return tw_starve(i, "imports");
-  bool ok = instantiate(i, d, from ? from->memory : d->initial, all);
-  free(all);
-  if (!ok) return false;
-  i->capture = capture && look(i, d->ntables, &i->tables);
+  i->capture = capture && look(i, c->detached->ntables, &i->tables);
   return !from || begin_from(i, from);
 }
 

@@ -25,10 +25,9 @@ const snapshotInterface = "tripod:grpc/snapshot@0.1"
 type snapshotInspection struct {
 	// Reason is why they cannot, or "".
 	Reason string
-	// Detached says that the code image has the memory as a module of its own.
+	// Detached says that the guest's module has no data, which the code image has in a module of its own.
 	Detached bool
-	MaxPages uint64 // the largest size of its memory; 0 if there is none
-	Globals  int    // number of mutable globals
+	Globals  int // number of mutable globals
 	Tables   int
 }
 
@@ -43,12 +42,12 @@ func (i *inspection) detach(m wasmbin.Module) (*wasmbin.Detached, error) {
 		i.Snapshot.Reason = reason
 		return nil, err
 	}
-	i.Snapshot = snapshotInspection{Detached: true, MaxPages: d.MaxPages, Globals: d.Globals, Tables: d.Tables}
+	i.Snapshot = snapshotInspection{Detached: true, Globals: d.Globals, Tables: d.Tables}
 	return d, nil
 }
 
-// linkDetached loads the initial memory of a detached module, and prepares the list of its imports.
-func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
+// linkDetached loads the initial memory of a detached module.
+func (c *Code) linkDetached(l *link) error {
 	var err error
 	if l.memory, err = deserialized(c.engine.plain, c.img.memory); err != nil {
 		return err
@@ -63,26 +62,7 @@ func (c *Code) linkDetached(l *link, linker *C.wasmtime_linker_t) error {
 		return err
 	}
 	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(d)) })
-	var v C.wasm_importtype_vec_t
-	C.wasmtime_module_imports(l.modules[0], &v)
-	c.frees = append(c.frees, func() { C.wasm_importtype_vec_delete(&v) }) // it owns the names
-	types := unsafe.Slice(v.data, int(v.size))
-	types = types[:len(types)-1] // the memory
-	imports := (*C.tw_import)(C.tw_zeroed(C.size_t(len(types)+1) * C.sizeof_tw_import))
-	if imports == nil {
-		return ErrStarved
-	}
-	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(imports)) })
-	for n, t := range types {
-		module, name := C.wasm_importtype_module(t), C.wasm_importtype_name(t)
-		unsafe.Slice(imports, len(types))[n] = C.tw_import{
-			module: module.data, name: name.data, module_size: module.size, name_size: name.size,
-		}
-	}
-	*d = C.tw_detached{
-		module: l.modules[0], linker: linker, imports: imports, nimports: C.uint32_t(len(types)),
-		nglobals: C.uint32_t(c.img.Snapshot.Globals), ntables: C.uint32_t(c.img.Snapshot.Tables),
-	}
+	*d = C.tw_detached{nglobals: C.uint32_t(c.img.Snapshot.Globals), ntables: C.uint32_t(c.img.Snapshot.Tables)}
 	l.c.detached = d
 	return nil
 }
@@ -116,7 +96,7 @@ type Snapshot struct {
 
 	mu      sync.RWMutex // held while an instance begins
 	c       *C.tw_snapshot
-	mem     *memoryImage
+	mem     *C.tw_image
 	account *Account // keeps alive what mem refers to
 }
 
@@ -170,18 +150,18 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 	}
 	s.size, s.data = uint64(len(memory)), span
 	var err error
-	if s.mem, err = i.code.newMemoryImage(len(memory), data); err != nil {
+	if s.mem, err = newMemoryImage(len(memory), data); err != nil {
 		return nil, err
 	}
 	if s.c, err = callocOne[C.tw_snapshot](); err != nil {
-		s.mem.close()
+		C.tw_image_close(s.mem)
 		return nil, err
 	}
-	s.mem.c.keep = true
+	s.mem.keep = true
 	if s.account = i.opts.Account; s.account != nil {
-		s.mem.c.account = s.account.c
+		s.mem.account = s.account.c
 	}
-	*s.c = C.tw_snapshot{memory: s.mem.c, globals: globals, nglobals: detached.nglobals}
+	*s.c = C.tw_snapshot{memory: s.mem, globals: globals, nglobals: detached.nglobals}
 	return s, nil
 }
 
@@ -262,6 +242,6 @@ func (s *Snapshot) Close() {
 	}
 	C.free(unsafe.Pointer(s.c.globals))
 	C.free(unsafe.Pointer(s.c))
-	s.mem.close()
+	C.tw_image_close(s.mem)
 	s.c, s.mem = nil, nil
 }

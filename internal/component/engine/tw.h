@@ -330,16 +330,9 @@ const wasmtime_func_t *tw_allocator_of(tw_inst *); // for the current function, 
 
 // ---- stores, instances, calls (inst.c) ----
 
-// tw_import is the name of an import.
-typedef struct {
-  const char *module, *name;
-  size_t module_size, name_size;
-} tw_import;
-
 // tw_image is what linear memories begin with (memory.c): the bytes from begin to end are those of a file, the others zero.
 typedef struct tw_slot tw_slot;
 typedef struct tw_image {
-  const wasmtime_module_t *module; // exports a memory of the right type
   int fd;
   const uint8_t *data;     // the file in memory, less begin; NULL if it is empty
   size_t begin, end, size; // in the memory, multiples of a page; size: of the memory
@@ -352,11 +345,11 @@ typedef struct tw_image {
 } tw_image;
 
 // tw_image_new makes an image and takes over the file. It returns NULL if there is no memory, and leaves the file open.
-tw_image *tw_image_new(const wasmtime_module_t *, int fd, size_t begin, size_t end, size_t size);
-// tw_image_close gives back the owner's reference. The module can be deleted afterwards.
+tw_image *tw_image_new(int fd, size_t begin, size_t end, size_t size);
+// tw_image_close gives back the owner's reference.
 void tw_image_close(tw_image *);
-// tw_image_instantiate makes an instance of the image's module. Its memory begins with the image.
-wasmtime_error_t *tw_image_instantiate(wasmtime_context_t *, tw_image *, wasmtime_instance_t *, wasm_trap_t **);
+// tw_image_instantiate makes an instance whose memory begins with the image, which is at least as large as the module wants.
+wasmtime_error_t *tw_image_instantiate(wasmtime_context_t *, const wasmtime_instance_pre_t *, tw_image *, wasmtime_instance_t *, wasm_trap_t **);
 void tw_use_slots(wasm_config_t *); // makes memory.c provide the memories of an engine
 // TW_PAGEMAP_SCAN is the ioctl of Linux 6.7 that finds changed pages; tw_set_pagemap sets the descriptor of
 // /proc/self/pagemap, or -1.
@@ -370,13 +363,10 @@ enum { TW_MAX_WARM = 32, TW_MAX_KEPT = 2 << 20 };
 // Warm memories of all images in the process. Each has four mappings, of which the kernel allows 65530 (vm.max_map_count).
 enum { TW_MAX_ALL_WARM = 2048 };
 
-// tw_detached is a module whose memory is another module's (wasmbin.Detach).
+// tw_detached is what belongs to a module whose memory begins empty (wasmbin.Detach).
 typedef struct {
-  const wasmtime_module_t *module;
-  tw_image *initial;               // the memory
-  const wasmtime_linker_t *linker; // of the functions that it imports
-  const tw_import *imports;        // these functions; the memory comes after them
-  uint32_t nimports, nglobals, ntables;
+  tw_image *initial; // what the memory begins with
+  uint32_t nglobals, ntables;
 } tw_detached;
 
 // tw_snapshot is the state from which instances of a detached module begin.
@@ -388,21 +378,22 @@ typedef struct {
 
 enum { TW_USED_FILES = 1, TW_USED_HOST = 2 }; // files, functions of the host
 
-// tw_instantiate_detached instantiates a module with its initial memory, or from a snapshot. With capture, tw_capture is
-// possible later.
-bool tw_instantiate_detached(tw_inst *, const tw_detached *, const tw_snapshot *, bool capture);
 // tw_capture returns why the guest's state is more than its memory and globals, or NULL and the values of the globals.
 const char *tw_capture(tw_inst *, const tw_detached *, wasmtime_val_t *globals);
 
 typedef struct {
   wasm_engine_t *engine;
-  const wasmtime_instance_pre_t *pre; // core path with one core module and a memory of its own; otherwise NULL
+  const wasmtime_instance_pre_t *pre; // core path with one core module; otherwise NULL
   const tw_plan *plan;                // core path with several core modules; otherwise NULL
   const tw_detached *detached;        // core path with a detached memory; otherwise NULL
   const wasmtime_component_linker_t *linker;
   const wasmtime_component_t *component;
   bool wasi; // whether the guest can call WASI
 } tw_code;
+
+// tw_instantiate_detached instantiates a module with its initial memory, or from a snapshot. With capture, tw_capture is
+// possible later.
+bool tw_instantiate_detached(tw_inst *, const tw_code *, const tw_snapshot *, bool capture);
 
 typedef struct {
   uintptr_t go_;

@@ -8,11 +8,8 @@ import (
 	"strings"
 )
 
-// Names that Detach adds to a module.
 const (
-	// A detached module imports its memory as MemoryExport of the module memoryModule. MemoryExport is also the only export
-	// of the modules that MemoryModule makes.
-	memoryModule = "tripod:memory"
+	// MemoryExport is the only export of a module that has a memory and its data alone.
 	MemoryExport = "memory"
 	// GlobalExport and TableExport, followed by the index among the mutable globals or the tables (from 0), name the
 	// exports that show a module's state.
@@ -20,18 +17,16 @@ const (
 	TableExport  = "tripod:table/"
 )
 
-// Detached is a core module without its memory. The code is compiled once, and the memory can then be replaced at the
-// cost of its data alone.
+// Detached is a core module whose memory begins empty: the host fills it, each time with other data if it wants to. The code
+// is compiled once.
 type Detached struct {
-	// Code is the module. It imports its memory as its last import; all indices stay. It also exports its mutable globals
-	// and its tables (GlobalExport, TableExport), whose numbers are Globals and Tables. It has data segments only if its
+	// Code is the module; all indices stay. It also exports its mutable globals and its tables (GlobalExport, TableExport),
+	// whose numbers are Globals and Tables. It has data segments only if its
 	// code can refer to them, because each takes time in each instance, and Go's linker makes 100 000 of them.
 	Code            []byte
 	Globals, Tables int
 	// Memory is a core module that exports the memory with the data that the original module begins with.
 	Memory []byte
-	// MaxPages is the largest size of the memory in pages, or 0 if it has none.
-	MaxPages uint64
 }
 
 // Data are bytes in a memory, at an offset.
@@ -52,17 +47,17 @@ func Detach(module []byte) (d *Detached, reason string, err error) {
 		return nil, s.reason, nil
 	case len(s.memories) != 1:
 		return nil, fmt.Sprintf("it defines %d memories", len(s.memories)), nil
-	case !s.imports || !s.exports:
-		return nil, "it has no imports or no exports", nil
+	case !s.exports:
+		return nil, "it has no exports", nil
 	}
 	if reason := tooSparse(s.data); reason != "" {
 		return nil, reason, nil
 	}
 	memory := s.memories[0]
-	d = &Detached{Globals: len(s.globals), Tables: s.tables, MaxPages: memory.max, Memory: MemoryModule(memory.min, memory.max, s.data)}
+	d = &Detached{Globals: len(s.globals), Tables: s.tables, Memory: memoryModule(memory.min, memory.max, s.data)}
 	d.Code = []byte(ModuleHeader)
 	err = bodies(module, func(id byte, c *cursor) error {
-		if id != moduleMemories && (id != moduleData || s.counted) {
+		if id != moduleData || s.counted {
 			d.Code = appendSection(d.Code, id, s.rewrite(id, c))
 		}
 		return nil
@@ -99,9 +94,9 @@ func tooSparse(data []Data) string {
 	return ""
 }
 
-// MemoryModule returns a core module that exports a memory as MemoryExport, with data. The sizes count pages; max is 0 if
+// memoryModule returns a core module that exports a memory as MemoryExport, with data. The sizes count pages; max is 0 if
 // there is none.
-func MemoryModule(min, max uint64, data []Data) []byte {
+func memoryModule(min, max uint64, data []Data) []byte {
 	out := appendSection([]byte(ModuleHeader), moduleMemories, append([]byte{1}, memoryType(min, max)...))
 	out = appendSection(out, moduleExports, append(appendName([]byte{1}, MemoryExport), byte(Memory), 0))
 	heads, count := make([][]byte, len(data)), binary.AppendUvarint(nil, uint64(len(data)))
@@ -129,14 +124,14 @@ func memoryType(min, max uint64) []byte {
 
 // state is what Detach must know of a module before it copies the module.
 type state struct {
-	reason           string // why the module cannot be detached
-	imports, exports bool
-	memories         []struct{ min, max uint64 }
-	globals          []uint32 // the mutable ones
-	defined          uint32   // number of globals
-	tables           int
-	data             []Data
-	counted          bool // a section counts the data segments: without it, no code can refer to them (5.5.15)
+	reason   string // why the module cannot be detached
+	exports  bool
+	memories []struct{ min, max uint64 }
+	globals  []uint32 // the mutable ones
+	defined  uint32   // number of globals
+	tables   int
+	data     []Data
+	counted  bool // a section counts the data segments: without it, no code can refer to them (5.5.15)
 }
 
 // refuse records why the module cannot be detached, unless what it is based on could not be read.
@@ -150,7 +145,6 @@ func (s *state) refuse(c *cursor, format string, args ...any) {
 func (s *state) read(id byte, c *cursor) error {
 	switch id {
 	case moduleImports:
-		s.imports = true
 		c.each(func() {
 			if i := c.moduleImport(); i.Kind != Func {
 				s.refuse(c, "it imports %s.%s, which is not a function", i.Module, i.Name)
@@ -287,12 +281,6 @@ func (s *state) constant(c *cursor) (value int32, ok bool) {
 func (s *state) rewrite(id byte, c *cursor) []byte {
 	body := c.rest
 	switch id {
-	case moduleImports:
-		n := c.u32()
-		out := append(binary.AppendUvarint(nil, uint64(n)+1), c.rest...)
-		out = append(appendName(appendName(out, memoryModule), MemoryExport), byte(Memory))
-		// The size is checked when the module is linked, and the memory can have grown by then.
-		return append(out, memoryType(s.memories[0].min, s.memories[0].max)...)
 	case moduleExports:
 		n := c.u32()
 		out := append(binary.AppendUvarint(nil, uint64(n)+uint64(len(s.globals)+s.tables)), c.rest...)
