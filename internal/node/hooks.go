@@ -79,10 +79,19 @@ func (n *Node) Records() []*Pod {
 	return pods
 }
 
-// Spec returns a container's OCI specification, or nil if its backend has none.
-func (n *Node) Spec(ctx context.Context, p *Pod, c *Container) (*specs.Spec, error) {
+// Specify makes what the OCI specification of a container depends on, for the hook CreateContainer, and returns it, or nil
+// if the backend has none.
+func (n *Node) Specify(ctx context.Context, p *Pod, c *Container) (*specs.Spec, error) {
 	if s, ok := n.Backends[p.handlerOf(c)].(sandbox.Specifier); ok {
-		return s.Spec(ctx, p.sandboxPod(), c.sandboxContainer())
+		return s.Specify(ctx, p.sandboxPod(), c.sandboxContainer())
+	}
+	return nil, nil
+}
+
+// Spec returns a created container's OCI specification, or nil if its backend has none.
+func (n *Node) Spec(p *Pod, c *Container) (*specs.Spec, error) {
+	if s, ok := n.Backends[p.handlerOf(c)].(sandbox.Specifier); ok {
+		return s.Spec(p.sandboxPod(), c.sandboxContainer())
 	}
 	return nil, nil
 }

@@ -110,7 +110,7 @@ func (x *Plugins) CreateContainer(ctx context.Context, p *node.Pod, c *node.Cont
 	var spec *specs.Spec
 	var err error
 	if x.Active() { // outside the turn, because it takes long
-		if spec, err = x.node.Spec(ctx, p, c); err != nil {
+		if spec, err = x.node.Specify(ctx, p, c); err != nil {
 			return err
 		}
 	}
@@ -135,7 +135,7 @@ func (x *Plugins) createContainer(ctx context.Context, p *node.Pod, c *node.Cont
 		return nil, nil
 	}
 	if spec == nil { // the first plugin has connected in the meantime
-		if spec, err = x.node.Spec(ctx, p, c); err != nil {
+		if spec, err = x.node.Specify(ctx, p, c); err != nil {
 			delete(x.known, c.ID)
 			return nil, err
 		}
@@ -160,7 +160,7 @@ func (x *Plugins) CreatedContainer(ctx context.Context, p *node.Pod, c *node.Con
 		s.creating = nil
 		if x.connected.Load() > 0 {
 			x.failed(c.ID, "PostCreateContainer", x.adaptation.PostCreateContainer(ctx, &api.PostCreateContainerRequest{
-				Pod: podMessage(p), Container: x.describe(ctx, p, c, s),
+				Pod: podMessage(p), Container: x.describe(p, c, s),
 			}))
 		}
 	})
@@ -180,7 +180,7 @@ func (x *Plugins) StartContainer(ctx context.Context, p *node.Pod, c *node.Conta
 	if x.connected.Load() == 0 {
 		return nil
 	}
-	err = x.adaptation.StartContainer(ctx, &api.StartContainerRequest{Pod: podMessage(p), Container: x.describe(ctx, p, c, nil)})
+	err = x.adaptation.StartContainer(ctx, &api.StartContainerRequest{Pod: podMessage(p), Container: x.describe(p, c, nil)})
 	if err != nil {
 		return refused(node.StartContainer, err)
 	}
@@ -190,7 +190,7 @@ func (x *Plugins) StartContainer(ctx context.Context, p *node.Pod, c *node.Conta
 // StartedContainer implements node.Hooks.
 func (x *Plugins) StartedContainer(ctx context.Context, p *node.Pod, c *node.Container) {
 	x.report(ctx, c.ID, "PostStartContainer", func(ctx context.Context) error {
-		return x.adaptation.PostStartContainer(ctx, &api.PostStartContainerRequest{Pod: podMessage(p), Container: x.describe(ctx, p, c, nil)})
+		return x.adaptation.PostStartContainer(ctx, &api.PostStartContainerRequest{Pod: podMessage(p), Container: x.describe(p, c, nil)})
 	})
 }
 
@@ -227,7 +227,7 @@ func (x *Plugins) askForUpdate(ctx context.Context, p *node.Pod, c *node.Contain
 	}
 	defer leave()
 	answer, err := x.adaptation.UpdateContainer(ctx, &api.UpdateContainerRequest{
-		Pod: podMessage(p), Container: x.describe(ctx, p, c, nil), LinuxResources: resourcesMessage(change),
+		Pod: podMessage(p), Container: x.describe(p, c, nil), LinuxResources: resourcesMessage(change),
 	})
 	if err != nil {
 		return nil, refused("UpdateContainerResources", err)
@@ -238,7 +238,7 @@ func (x *Plugins) askForUpdate(ctx context.Context, p *node.Pod, c *node.Contain
 // UpdatedContainer implements node.Hooks.
 func (x *Plugins) UpdatedContainer(ctx context.Context, p *node.Pod, c *node.Container) {
 	x.report(ctx, c.ID, "PostUpdateContainer", func(ctx context.Context) error {
-		return x.adaptation.PostUpdateContainer(ctx, &api.PostUpdateContainerRequest{Pod: podMessage(p), Container: x.describe(ctx, p, c, nil)})
+		return x.adaptation.PostUpdateContainer(ctx, &api.PostUpdateContainerRequest{Pod: podMessage(p), Container: x.describe(p, c, nil)})
 	})
 }
 
@@ -257,7 +257,7 @@ func (x *Plugins) stopContainer(ctx context.Context, p *node.Pod, c *node.Contai
 	if x.connected.Load() == 0 {
 		return
 	}
-	answer, err := x.adaptation.StopContainer(ctx, &api.StopContainerRequest{Pod: podMessage(p), Container: x.describe(ctx, p, c, s)})
+	answer, err := x.adaptation.StopContainer(ctx, &api.StopContainerRequest{Pod: podMessage(p), Container: x.describe(p, c, s)})
 	x.failed(c.ID, "StopContainer", err)
 	if updates := answer.GetUpdate(); len(updates) > 0 {
 		x.inBackground("updates after a container's end", func() { x.update(context.Background(), updates) })
@@ -274,7 +274,7 @@ func (x *Plugins) removeContainer(ctx context.Context, p *node.Pod, c *node.Cont
 	s := x.known[c.ID]
 	delete(x.known, c.ID)
 	if x.connected.Load() > 0 {
-		x.failed(c.ID, "RemoveContainer", x.adaptation.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: podMessage(p), Container: x.describe(ctx, p, c, s)}))
+		x.failed(c.ID, "RemoveContainer", x.adaptation.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: podMessage(p), Container: x.describe(p, c, s)}))
 	}
 }
 

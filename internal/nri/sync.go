@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/containerd/errdefs"
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
 
@@ -54,7 +55,7 @@ func (x *Plugins) learn(pods []*node.Pod) {
 // applies the plugins' updates only later, because orders that wait for a hook hold the containers.
 func (x *Plugins) synchronize(ctx context.Context, call adaptation.SyncCB) error {
 	x.syncing.Store(true)
-	pods, containers := x.snapshot(ctx)
+	pods, containers := x.snapshot()
 	// The library has one bound for all answers and reads it when it calls a plugin. No other plugin is called meanwhile.
 	adaptation.SetPluginRequestTimeout(x.cfg.SynchronizationTimeout)
 	updates, err := call(ctx, pods, containers)
@@ -69,7 +70,7 @@ func (x *Plugins) synchronize(ctx context.Context, call adaptation.SyncCB) error
 	return nil
 }
 
-func (x *Plugins) snapshot(ctx context.Context) ([]*api.PodSandbox, []*api.Container) {
+func (x *Plugins) snapshot() ([]*api.PodSandbox, []*api.Container) {
 	var pods []*api.PodSandbox
 	var containers []*api.Container
 	current := map[string]*subject{}
@@ -85,7 +86,7 @@ func (x *Plugins) snapshot(ctx context.Context) ([]*api.PodSandbox, []*api.Conta
 			if s := x.known[c.ID]; s != nil {
 				s.stopped = s.stopped || c.State == node.Stopped
 				current[c.ID] = s
-				containers = append(containers, x.describe(ctx, p, c, s))
+				containers = append(containers, x.describe(p, c, s))
 			}
 		}
 	}
@@ -94,15 +95,15 @@ func (x *Plugins) snapshot(ctx context.Context) ([]*api.PodSandbox, []*api.Conta
 }
 
 // describe returns a container for plugins. A container that is being made has no specification that could be read.
-func (x *Plugins) describe(ctx context.Context, p *node.Pod, c *node.Container, s *subject) *api.Container {
+func (x *Plugins) describe(p *node.Pod, c *node.Container, s *subject) *api.Container {
 	switch {
 	case s != nil && s.creating != nil:
 		return s.creating
 	case c.State == "":
 		return containerMessage(c, nil)
 	}
-	spec, err := x.node.Spec(ctx, p, c)
-	if err != nil {
+	spec, err := x.node.Spec(p, c)
+	if err != nil && !errdefs.IsNotFound(err) { // it is being removed
 		x.log.Warn("plugins do not get a container's specification", "container", c.ID, "err", err)
 	}
 	return containerMessage(c, spec)

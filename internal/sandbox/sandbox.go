@@ -313,11 +313,13 @@ type PodUpdater interface {
 
 // Specifier is for backends whose containers have an OCI specification. They honour Container.Adjustment.
 //
-// For a container that was not created yet, Spec makes all that the specification depends on (the root filesystem, for
-// the names of users) and returns the specification as CreateContainer would write it. CreateContainer or
-// RemoveContainer must follow.
+// Specify makes all that the specification of a container depends on (the root filesystem, for the names of users) and
+// returns the specification as CreateContainer would write it. CreateContainer or RemoveContainer must follow, so Specify
+// is a part of an order for the container. Spec can be called at any time; it makes nothing, and returns
+// errdefs.ErrNotFound for a container that has not been created, or has been removed.
 type Specifier interface {
-	Spec(ctx context.Context, p *Pod, c *Container) (*specs.Spec, error)
+	Specify(ctx context.Context, p *Pod, c *Container) (*specs.Spec, error)
+	Spec(p *Pod, c *Container) (*specs.Spec, error)
 }
 
 // StatsProvider measures containers and pods. The node adds the identity and the network statistics.

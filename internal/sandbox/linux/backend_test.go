@@ -595,3 +595,23 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("Open with missing programs: got %v, want ErrUnavailable", err)
 	}
 }
+
+// TestSpecMakesNothing: plugins ask for the specifications of all containers at any time, also while a container is being
+// removed, whose root file system would then be mounted again and stay.
+func TestSpecMakesNothing(t *testing.T) {
+	r := newRig(t, "crun")
+	p := r.pod()
+	c := p.container("true")
+	if config, err := r.Spec(p.Pod, c.Container); err != nil || config.Process == nil {
+		t.Fatalf("Spec of a created container = %v, %v", config, err)
+	}
+	if err := r.RemoveContainer(t.Context(), p.Pod, c.Container); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Spec(p.Pod, c.Container); !errdefs.IsNotFound(err) {
+		t.Errorf("Spec of a removed container: got error %v, want ErrNotFound", err)
+	}
+	if exists(r.cfg.bundle(p.ID, c.ID)) {
+		t.Error("Spec made the bundle of a removed container again")
+	}
+}

@@ -79,15 +79,27 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	})
 }
 
-// Spec implements sandbox.Specifier. It mounts and unpacks what CreateContainer needs too, but leaves the pod's volumes
-// alone.
-func (b *Backend) Spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error) {
+// Spec implements sandbox.Specifier.
+func (b *Backend) Spec(p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if err != nil {
 		return nil, err
 	}
-	if h != nil {
-		return readConfig(b.bundleOf(h))
+	if h == nil {
+		return nil, fmt.Errorf("container %s: %w", c.ID, errdefs.ErrNotFound)
+	}
+	config, err := readConfig(b.bundleOf(h))
+	if errors.Is(err, os.ErrNotExist) { // it is being removed
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)
+	}
+	return config, err
+}
+
+// Specify implements sandbox.Specifier. It mounts and unpacks what CreateContainer needs too, but leaves the pod's volumes
+// alone.
+func (b *Backend) Specify(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error) {
+	if config, err := b.Spec(p, c); !errdefs.IsNotFound(err) {
+		return config, err
 	}
 	config, _, err := b.specify(ctx, p, c)
 	if err == nil {
@@ -97,7 +109,7 @@ func (b *Backend) Spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 }
 
 // specify makes the container's layer and bundle, mounts its file systems and builds its OCI specification. It removes
-// the remains of a failed attempt, but uses what Spec has just made.
+// the remains of a failed attempt, but uses what Specify has just made.
 func (b *Backend) specify(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, sandbox.Resolved, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	if _, made := b.specified.LoadAndDelete(c.ID); !made && exists(bundle) {

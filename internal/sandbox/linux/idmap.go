@@ -75,11 +75,14 @@ func cloneReadOnly(source string, users *os.File) (*os.File, error) {
 	return tree, nil
 }
 
-// fsType returns the magic number of a path's file system, as statfs(2) lists them.
+// fsType names a path's file system by its magic number, as statfs(2) lists them.
 func fsType(path string) string {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
 		return "unknown"
+	}
+	if st.Type == unix.TMPFS_MAGIC {
+		return "tmpfs, which Linux 6.3 can map"
 	}
 	return fmt.Sprintf("%#x", st.Type)
 }

@@ -139,17 +139,17 @@ func TestImageIsCopied(t *testing.T) {
 	early := &sandbox.Container{ID: newID(), Config: &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "early"}, Image: &runtimeapi.ImageSpec{Image: busybox}, Command: []string{"true"},
 	}, ImageID: busybox}
-	if _, err := r.Spec(t.Context(), p.Pod, early); err != nil {
+	if _, err := r.Specify(t.Context(), p.Pod, early); err != nil {
 		t.Fatal(err)
 	}
 	if dir := exposeDir(r.cfg.podRunDir(p.ID), early.ID); exists(dir) {
-		t.Errorf("Spec mounted clones in %s", dir)
+		t.Errorf("Specify mounted clones in %s", dir)
 	}
 	if _, err := r.CreateContainer(t.Context(), p.Pod, early); err != nil {
 		t.Fatal(err)
 	}
 	if facts, err := r.Inspect(t.Context(), p.Pod, early); err != nil || facts["imageOwners"] != "copied" {
-		t.Errorf("after Spec, imageOwners = %v, %v; want copied", facts["imageOwners"], err)
+		t.Errorf("after Specify, imageOwners = %v, %v; want copied", facts["imageOwners"], err)
 	}
 	if err := r.RemoveContainer(t.Context(), p.Pod, early); err != nil {
 		t.Fatal(err)
