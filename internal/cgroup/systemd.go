@@ -230,12 +230,12 @@ func propertiesOf(writes []Write) (properties []systemd.Property, err error) {
 	}
 	for _, w := range writes {
 		switch w.File {
-		case "memory.max", "pids.max", "cpu.weight":
+		case "memory.max", "memory.swap.max", "pids.max", "cpu.weight":
 			value := uint64(math.MaxUint64)
 			if w.Value != "max" {
 				value, err = strconv.ParseUint(w.Value, 10, 64)
 			}
-			set(map[string]string{"memory.max": "MemoryMax", "pids.max": "TasksMax", "cpu.weight": "CPUWeight"}[w.File], value)
+			set(map[string]string{"memory.max": "MemoryMax", "memory.swap.max": "MemorySwapMax", "pids.max": "TasksMax", "cpu.weight": "CPUWeight"}[w.File], value)
 		case "cpu.max":
 			if w.Value == "max" {
 				set("CPUQuotaPerSecUSec", uint64(math.MaxUint64))

@@ -86,7 +86,7 @@ func kubeResize(t *testing.T, k *kubelet) {
 // containerCgroup returns the path of a container's cgroup in each hierarchy.
 func (k *kubelet) containerCgroup(p *kubePod, id string) string {
 	k.t.Helper()
-	root := memoryRoot()
+	root := cgroupRoot("memory")
 	var found string
 	_ = filepath.WalkDir(filepath.Join(root, k.cgroup(p)), func(path string, e os.DirEntry, err error) error {
 		if err == nil && e.IsDir() && strings.Contains(e.Name(), id) {
@@ -105,18 +105,12 @@ func onV2() bool {
 	return err == nil
 }
 
-func memoryRoot() string {
+// cgroupRoot returns the directory of the hierarchy that has a controller.
+func cgroupRoot(controller string) string {
 	if onV2() {
 		return "/sys/fs/cgroup"
 	}
-	return "/sys/fs/cgroup/memory"
-}
-
-func cpuRoot() string {
-	if onV2() {
-		return "/sys/fs/cgroup"
-	}
-	return "/sys/fs/cgroup/cpu"
+	return filepath.Join("/sys/fs/cgroup", controller)
 }
 
 // limitPod sets the limits of the pod's cgroup, like the kubelet.
@@ -134,13 +128,13 @@ func (k *kubelet) limitPod(p *kubePod, l limits) {
 		quota = strconv.FormatInt(r.CpuQuota, 10)
 	}
 	if onV2() {
-		write(memoryRoot(), "memory.max", strings.Replace(memory, "-1", "max", 1))
-		write(cpuRoot(), "cpu.max", strings.Replace(quota, "-1", "max", 1)+" 100000")
+		write(cgroupRoot("memory"), "memory.max", strings.Replace(memory, "-1", "max", 1))
+		write(cgroupRoot("cpu"), "cpu.max", strings.Replace(quota, "-1", "max", 1)+" 100000")
 		return
 	}
-	write(memoryRoot(), "memory.limit_in_bytes", memory)
-	write(cpuRoot(), "cpu.cfs_quota_us", quota)
-	write(cpuRoot(), "cpu.shares", strconv.FormatInt(r.CpuShares, 10))
+	write(cgroupRoot("memory"), "memory.limit_in_bytes", memory)
+	write(cgroupRoot("cpu"), "cpu.cfs_quota_us", quota)
+	write(cgroupRoot("cpu"), "cpu.shares", strconv.FormatInt(r.CpuShares, 10))
 }
 
 // limitsIn reads the limits of a cgroup.
@@ -157,12 +151,12 @@ func (k *kubelet) limitsIn(cgroup string) limits {
 	}
 	if onV2() {
 		// Inverts weight = 1 + (shares-2)*9999/262142, rounded to hundreds of thousandths of a CPU.
-		shares := (number(cpuRoot(), "cpu.weight")-1)*262142/9999 + 2
-		return limits{cpuRequest: (shares*1000/1024 + 50) / 100 * 100, cpuLimit: number(cpuRoot(), "cpu.max") / 100, memory: number(memoryRoot(), "memory.max")}
+		shares := (number(cgroupRoot("cpu"), "cpu.weight")-1)*262142/9999 + 2
+		return limits{cpuRequest: (shares*1000/1024 + 50) / 100 * 100, cpuLimit: number(cgroupRoot("cpu"), "cpu.max") / 100, memory: number(cgroupRoot("memory"), "memory.max")}
 	}
 	return limits{
-		cpuRequest: (number(cpuRoot(), "cpu.shares")*1000 + 1023) / 1024, cpuLimit: number(cpuRoot(), "cpu.cfs_quota_us") / 100,
-		memory: number(memoryRoot(), "memory.limit_in_bytes"),
+		cpuRequest: (number(cgroupRoot("cpu"), "cpu.shares")*1000 + 1023) / 1024, cpuLimit: number(cgroupRoot("cpu"), "cpu.cfs_quota_us") / 100,
+		memory: number(cgroupRoot("memory"), "memory.limit_in_bytes"),
 	}
 }
 

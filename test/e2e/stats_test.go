@@ -176,7 +176,7 @@ func TestFigures(t *testing.T) {
 // cgroupFile returns the content of a file in the container's cgroup.
 func cgroupFile(t *testing.T, c *harness.Container, controller, file string) string {
 	t.Helper()
-	dir := filepath.Join("/sys/fs/cgroup", controller, cgroupOf(t, c, controller))
+	dir := filepath.Join(cgroupRoot(controller), cgroupOf(t, c, controller))
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
 		t.Fatal(err)
@@ -187,7 +187,7 @@ func cgroupFile(t *testing.T, c *harness.Container, controller, file string) str
 // cgroupOf returns the path of the container's cgroup, which it finds by ID below the daemon's parent cgroup.
 func cgroupOf(t *testing.T, c *harness.Container, controller string) string {
 	t.Helper()
-	root := filepath.Join("/sys/fs/cgroup", controller)
+	root := cgroupRoot(controller)
 	var found string
 	err := filepath.WalkDir(root+harness.CgroupParent(), func(path string, e os.DirEntry, err error) error {
 		if err == nil && e.IsDir() && strings.Contains(e.Name(), c.ID) {
@@ -202,6 +202,45 @@ func cgroupOf(t *testing.T, c *harness.Container, controller string) string {
 	return found
 }
 
+// cgroupLimits are limits in a cgroup, in bytes and µs; -1: none. weight is cpu.weight of cgroup v2.
+type cgroupLimits struct {
+	memory, both, quota, weight int64
+	cpus                        string
+}
+
+// limitsOf reads the limits in the container's cgroup.
+func limitsOf(t *testing.T, c *harness.Container) (l cgroupLimits) {
+	t.Helper()
+	number := func(controller, file string) int64 {
+		first, _, _ := strings.Cut(cgroupFile(t, c, controller, file), " ")
+		if first == "max" {
+			return -1
+		}
+		n, err := strconv.ParseInt(first, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n >= 1<<60 { // cgroup v1 has no other word for it
+			return -1
+		}
+		return n
+	}
+	if l.cpus = cgroupFile(t, c, "cpuset", "cpuset.cpus"); !onV2() {
+		l.memory, l.both = number("memory", "memory.limit_in_bytes"), number("memory", "memory.memsw.limit_in_bytes")
+		l.quota, l.weight = number("cpu", "cpu.cfs_quota_us"), weightOf(number("cpu", "cpu.shares"))
+		return l
+	}
+	l.memory, l.both = number("memory", "memory.max"), number("memory", "memory.swap.max")
+	if l.both >= 0 {
+		l.both += l.memory
+	}
+	l.quota, l.weight = number("cpu", "cpu.max"), number("cpu", "cpu.weight")
+	return l
+}
+
+// weightOf converts shares of cgroup v1 to the weight of v2, as crun 1.8 and runc 1.1 do.
+func weightOf(shares int64) int64 { return 1 + (shares-2)*9999/262142 }
+
 func TestResources(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t)
@@ -212,24 +251,20 @@ func TestResources(t *testing.T) {
 	}
 	t.Run("limits are in the cgroup, and an update changes those that it names", func(t *testing.T) {
 		c := sleeper(t, d, resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 512, CpusetCpus: "0"}))
-		want := func(controller, file, value string) {
+		want := func(memory, shares int64) (r *runtimeapi.LinuxContainerResources) {
 			t.Helper()
-			if got := cgroupFile(t, c, controller, file); got != value {
-				t.Errorf("%s: got %s, want %s", file, got, value)
+			r = c.Status().GetResources().GetLinux()
+			l := cgroupLimits{memory, r.GetMemorySwapLimitInBytes(), -1, weightOf(shares), "0"}
+			if got := limitsOf(t, c); got != l {
+				t.Errorf("limits: got %+v, want %+v", got, l)
 			}
+			return r
 		}
-		want("memory", "memory.limit_in_bytes", strconv.Itoa(64<<20))
-		want("memory", "memory.memsw.limit_in_bytes", strconv.FormatInt(c.Status().GetResources().GetLinux().GetMemorySwapLimitInBytes(), 10))
-		want("cpu", "cpu.shares", "512")
-		want("cpuset", "cpuset.cpus", "0")
+		want(64<<20, 512)
 		if err := update(c, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20, CpuShares: 256}); err != nil {
 			t.Fatal(err)
 		}
-		want("memory", "memory.limit_in_bytes", strconv.Itoa(96<<20))
-		want("cpu", "cpu.shares", "256")
-		want("cpuset", "cpuset.cpus", "0")
-		r := c.Status().GetResources().GetLinux()
-		want("memory", "memory.memsw.limit_in_bytes", strconv.FormatInt(r.GetMemorySwapLimitInBytes(), 10))
+		r := want(96<<20, 256)
 		if r.GetMemoryLimitInBytes() != 96<<20 || r.GetCpuShares() != 256 || r.GetCpusetCpus() != "0" {
 			t.Errorf("resources in the status: got %v, want those of the update", r)
 		}
@@ -244,8 +279,8 @@ func TestResources(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Start()
-		if got := cgroupFile(t, c, "memory", "memory.limit_in_bytes"); got != strconv.Itoa(80<<20) {
-			t.Errorf("memory.limit_in_bytes: got %s, want %d", got, 80<<20)
+		if got := limitsOf(t, c).memory; got != 80<<20 {
+			t.Errorf("memory limit: got %d, want %d", got, 80<<20)
 		}
 	})
 	t.Run("an update that cannot be made changes nothing", func(t *testing.T) {
@@ -254,8 +289,8 @@ func TestResources(t *testing.T) {
 		if err := update(c, &runtimeapi.LinuxContainerResources{CpusetCpus: "4000"}); err == nil {
 			t.Error("update with a missing CPU succeeded, want an error")
 		}
-		if got := cgroupFile(t, c, "cpu", "cpu.shares"); got != "512" || c.Status().GetResources().GetLinux().GetCpusetCpus() != "" {
-			t.Errorf("after refused updates: got cpu.shares %s, status %v; want them unchanged", got, c.Status().Resources)
+		if got := limitsOf(t, c).weight; got != weightOf(512) || c.Status().GetResources().GetLinux().GetCpusetCpus() != "" {
+			t.Errorf("after refused updates: got the weight %d, status %v; want them unchanged", got, c.Status().Resources)
 		}
 		c.Stop(0)
 		wantCode(t, update(c, &runtimeapi.LinuxContainerResources{CpuShares: 256}), codes.FailedPrecondition)
@@ -282,13 +317,8 @@ func TestResources(t *testing.T) {
 			if r.GetMemoryLimitInBytes() != step.memory || r.GetMemorySwapLimitInBytes() != step.both || r.GetCpuQuota() != step.quota || r.GetCpuPeriod() != step.period {
 				t.Errorf("status after the update to %+v: %v", step, r)
 			}
-			for file, want := range map[string]int64{"memory.limit_in_bytes": step.memory, "memory.memsw.limit_in_bytes": step.both} {
-				if got := cgroupFile(t, c, "memory", file); want > 0 && got != strconv.FormatInt(want, 10) || want < 0 && len(got) < 16 {
-					t.Errorf("%s after the update to %+v: %s", file, step, got)
-				}
-			}
-			if got := cgroupFile(t, c, "cpu", "cpu.cfs_quota_us"); got != strconv.FormatInt(step.quota, 10) {
-				t.Errorf("cpu.cfs_quota_us after the update to %+v: %s", step, got)
+			if got := limitsOf(t, c); got.memory != step.memory || got.both != step.both || got.quota != step.quota {
+				t.Errorf("limits after the update to %+v: %+v", step, got)
 			}
 		}
 	})
@@ -298,8 +328,8 @@ func TestResources(t *testing.T) {
 		}, resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 128 << 20, CpuShares: 512})))
 		c.WaitLog("ready")
 		wantCode(t, update(c, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 8 << 20, CpuShares: 100}), codes.FailedPrecondition)
-		if memory, shares := cgroupFile(t, c, "memory", "memory.limit_in_bytes"), cgroupFile(t, c, "cpu", "cpu.shares"); memory != strconv.Itoa(128<<20) || shares != "512" {
-			t.Errorf("after the refused update: memory %s, shares %s; want them unchanged", memory, shares)
+		if got := limitsOf(t, c); got.memory != 128<<20 || got.weight != weightOf(512) {
+			t.Errorf("after the refused update: %+v; want the limits unchanged", got)
 		}
 		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.GetResources().GetLinux().GetMemoryLimitInBytes() != 128<<20 {
 			t.Errorf("after the refused update: %v", s)
@@ -318,7 +348,8 @@ func TestResources(t *testing.T) {
 			return err
 		}
 		limit := func() string {
-			raw, err := os.ReadFile(filepath.Join(memoryRoot(), filepath.Dir(cgroupOf(t, c, "memory")), "memory.limit_in_bytes"))
+			file := map[bool]string{false: "memory.limit_in_bytes", true: "memory.max"}[onV2()]
+			raw, err := os.ReadFile(filepath.Join(cgroupRoot("memory"), filepath.Dir(cgroupOf(t, c, "memory")), file))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -331,7 +362,7 @@ func TestResources(t *testing.T) {
 		if limit() != strconv.Itoa(108<<20) {
 			t.Errorf("limit after a refused resize: %s, want 108 MiB", limit())
 		}
-		if err := pod(-1, 0); err != nil || len(limit()) < 16 {
+		if err := pod(-1, 0); err != nil || len(limit()) < 16 && limit() != "max" {
 			t.Errorf("lift of the pod's limit: error %v, limit %s", err, limit())
 		}
 	})
@@ -343,7 +374,7 @@ func TestResources(t *testing.T) {
 			t.Errorf("cgroup of the container: got %s, want one below %s", got, parent)
 		}
 		p.Remove()
-		entries, err := os.ReadDir("/sys/fs/cgroup/memory" + parent)
+		entries, err := os.ReadDir(cgroupRoot("memory") + parent)
 		for _, e := range entries {
 			if e.IsDir() {
 				t.Errorf("cgroup left in the parent: %s", e.Name())

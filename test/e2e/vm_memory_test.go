@@ -16,11 +16,8 @@ import (
 // overhead.
 func (k *kubelet) limitMemory(p *kubePod, limit int64) {
 	k.t.Helper()
-	file := filepath.Join("/sys/fs/cgroup/memory", k.cgroup(p), "memory.limit_in_bytes")
-	if onV2() {
-		file = filepath.Join("/sys/fs/cgroup", k.cgroup(p), "memory.max")
-	}
-	k.must(os.WriteFile(file, []byte(fmt.Sprint(limit)), 0o644))
+	file := map[bool]string{false: "memory.limit_in_bytes", true: "memory.max"}[onV2()]
+	k.must(os.WriteFile(filepath.Join(cgroupRoot("memory"), k.cgroup(p), file), []byte(fmt.Sprint(limit)), 0o644))
 }
 
 // TestVMWithoutOverhead: the RuntimeClass has no overhead, so the kubelet limits the pod's cgroup to the guest's

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -88,26 +89,66 @@ func TestFiguresOfUnits(t *testing.T) {
 	}
 }
 
-// TestAppArmorIsEnforced: the default profile is in force, and so is one of the host, whose denials the kernel logs.
-func TestAppArmorIsEnforced(t *testing.T) {
+// TestSwap: a container whose swap limit is above its memory limit swaps up to the difference, and its unit and its figures say
+// so; one without a swap limit does not swap.
+func TestSwap(t *testing.T) {
+	node.run(t, "fallocate -l 512M /swapfile && chmod 600 /swapfile && mkswap --quiet /swapfile && swapon /swapfile")
+	t.Cleanup(func() { node.run(t, "swapoff /swapfile && rm /swapfile") })
 	client := node.cri(t)
-	profileOf := func(container string) string {
-		return node.run(t, "cat /proc/$(tripod inspect %s | jq -r .info.info.pid)/attr/current", container)
-	}
+	const memory, both = 64 << 20, 192 << 20
 	for _, handler := range []string{"crun", "runc"} {
-		if got := profileOf(runContainer(t, client, handler, nil)); got != "tripod-default (enforce)\n" {
-			t.Errorf("profile of a container of %s: got %q, want tripod-default in force", handler, got)
-		}
+		t.Run(handler, func(t *testing.T) {
+			none := runLimited(t, client, handler, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory})
+			if got := node.run(t, "cat %s/memory.swap.max", cgroupOf(t, none)); got != "0\n" {
+				t.Errorf("memory.swap.max without a swap limit: got %q, want 0", got)
+			}
+			id := runLimited(t, client, handler, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory, MemorySwapLimitInBytes: both})
+			dir := cgroupOf(t, id)
+			if got := node.run(t, "systemctl daemon-reload; cat %[1]s/memory.max %[1]s/memory.swap.max", dir); got != fmt.Sprintf("%d\n%d\n", memory, both-memory) {
+				t.Errorf("limits of the unit: got %q, want %d, and %d of swap", got, memory, both-memory)
+			}
+			// It holds 100 MiB, because nobody reads what tail writes.
+			node.run(t, `tripod exec %s sh -c '(head -c 100m /dev/zero | tail -c 100m | sleep 1000) >/dev/null 2>&1 &'`, id)
+			until.Within(t, time.Minute, "the figures show that the container swaps", func() bool {
+				used, err := strconv.ParseUint(strings.TrimSpace(node.run(t, "cat %s/memory.swap.current", dir)), 10, 64)
+				figure := metricsOf(t, client, id)["container_memory_swap"]
+				return err == nil && used > 16<<20 && figure > used/2 && figure < 2*used
+			})
+			if got := metricsOf(t, client, id)["container_spec_memory_swap_limit_bytes"]; got != both {
+				t.Errorf("container_spec_memory_swap_limit_bytes: got %d, want %d", got, both)
+			}
+			answer, err := client.ContainerStats(t.Context(), &runtimeapi.ContainerStatsRequest{ContainerId: id})
+			if used := answer.GetStats().GetSwap().GetSwapUsageBytes().GetValue(); err != nil || used < 16<<20 {
+				t.Errorf("swap usage of ContainerStats: got %d, error %v, want at least 16 MiB", used, err)
+			}
+		})
 	}
-	node.run(t, `printf 'profile test-denies flags=(attach_disconnected,mediate_deleted) { file, network, capability, signal, audit deny /denied w, }' | apparmor_parser --replace`)
-	since := strings.TrimSpace(node.run(t, "date +%%s"))
-	denies := &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-		Apparmor: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "test-denies"}}}
-	id := runContainer(t, client, "crun", denies)
-	if out, err := node.try(t, "tripod exec %s sh -c 'echo x >/allowed && echo x >/denied'", id); err == nil || !strings.Contains(out, "/denied") {
-		t.Errorf("write that the profile denies: got error %v: %s", err, out)
-	}
-	if log := node.run(t, "journalctl --dmesg --since @%s | grep 'apparmor=\"DENIED\".*test-denies' || true", since); !strings.Contains(log, "/denied") {
-		t.Errorf("the kernel's log of the denial: got %q", log)
+}
+
+// TestHugePages: a container gets as many huge pages as its limit says, and its figures count them.
+func TestHugePages(t *testing.T) {
+	node.run(t, "sysctl --quiet vm.nr_hugepages=8 && grep -q 'HugePages_Total: *8' /proc/meminfo")
+	t.Cleanup(func() { node.run(t, "sysctl --quiet vm.nr_hugepages=0") })
+	client := node.cri(t)
+	const limit = 4 << 20
+	for _, handler := range []string{"crun", "runc"} {
+		t.Run(handler, func(t *testing.T) {
+			id := runContainer(t, client, handler, func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
+				c.Linux.Resources = &runtimeapi.LinuxContainerResources{HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: limit}}}
+				c.Mounts = []*runtimeapi.Mount{{HostPath: "/dev/hugepages", ContainerPath: "/pages"}}
+			})
+			// systemd has no such property, so the limit is that of the OCI runtime, in the scope or in crun's cgroup below it.
+			if got := node.run(t, "systemctl daemon-reload; find %s -name hugetlb.2MB.max | xargs cat", cgroupOf(t, id)); !strings.Contains(got, fmt.Sprintln(limit)) {
+				t.Errorf("hugetlb.2MB.max: got %q, want %d", got, limit)
+			}
+			t.Cleanup(func() { node.run(t, "rm -f /dev/hugepages/*") })
+			node.run(t, "tripod exec %s fallocate -l %d /pages/within", id, limit)
+			if out, err := node.try(t, "tripod exec %s fallocate -l 2097152 /pages/beyond", id); err == nil {
+				t.Errorf("one huge page more than the limit was given: %s", out)
+			}
+			until.Within(t, time.Minute, "the figures count the pages", func() bool {
+				return metricsOf(t, client, id)["container_hugetlb_usage_bytes"] == limit
+			})
+		})
 	}
 }

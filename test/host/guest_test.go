@@ -255,6 +255,7 @@ func (g *guest) makePayload() error {
 	cp --reflink=auto build/images/images.yaml "$1/build/images/"
 	mkdir -p "$1/build/test" && cp -r --reflink=auto build/bin "$1/build/" && cp -r --reflink=auto build/test/bin "$1/build/test/"
 	cp build/tools/critest "$1/critest"
+	cp --recursive --parents examples/edge "$1/"
 	# What the end-to-end tests look for in the repository. The images are there already.
 	mkdir -p "$1/hack" "$1/test" && cp go.mod "$1/" && cp -r test/e2e "$1/test/" && printf '#!/bin/sh\n' >"$1/hack/images.sh" && chmod 755 "$1/hack/images.sh"
 	CGO_ENABLED=0 go test -c -vet=off -o "$1/e2e.test" ./test/e2e

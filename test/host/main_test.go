@@ -45,8 +45,8 @@ func complain(err error) int {
 	return 1
 }
 
-// prepare starts the registry, which serves every name, and installs the package with its default configuration, but for
-// the edge door and the memory of machines, which are emulated by an emulated machine. It can be repeated.
+// prepare starts the registry, which serves every name, and installs the package with its default configuration. It can
+// be repeated.
 const prepare = `set -e
 cat >/etc/systemd/system/registry.service <<U
 [Service]

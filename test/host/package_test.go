@@ -9,11 +9,23 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// TestReboot: after a reboot of the host, the daemon is up again and knows the pods, whose containers have ended with it.
-// Nothing of them is left once they are removed.
+// openEdgeDoor turns the edge door and the packaged orchestrator on.
+func openEdgeDoor(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		node.run(t, `systemctl disable --now --quiet tripod-orchestrator; mv /root/config.toml /etc/tripod/; rm -rf /var/lib/tripod-orchestrator; systemctl restart tripod`)
+	})
+	node.run(t, `cp /etc/tripod/config.toml /root/ && printf '[edge]\nenabled = true\nmodule_roots = ["/payload/examples/edge"]\n' >>/etc/tripod/config.toml
+	systemctl restart tripod && systemctl enable --now --quiet tripod-orchestrator`)
+}
+
+// TestReboot: after a reboot of the host, the daemon is up again and knows the pods, whose containers have ended with it. A
+// module of the edge door that is to be restarted runs again. Nothing of them is left once they are removed.
 func TestReboot(t *testing.T) {
+	openEdgeDoor(t)
 	names := runThree(t, "")
 	wantReady(t, names...)
+	node.run(t, "tripod edge run --timeout 4m /payload/examples/edge/ticker-go/ticker.wasm --name ticker --restart always --channel out=demo/tick:w && timeout 60 tripod edge sub --count 2 demo/tick")
 	node.reboot(t)
 	node.run(t, "timeout 120 sh -c 'until tripod info >/dev/null 2>&1; do sleep 0.5; done'")
 	pods, containers := node.run(t, "tripod pods"), node.run(t, "tripod ps --all")
@@ -25,6 +37,7 @@ func TestReboot(t *testing.T) {
 			t.Errorf("containers after the reboot: got\n%s\nwant that of %s, exited", containers, name)
 		}
 	}
+	node.run(t, "timeout 120 tripod edge sub --count 2 demo/tick && tripod edge ps && tripod edge stop ticker")
 	if log := node.run(t, "journalctl --boot --quiet --no-pager --unit tripod --priority warning; journalctl --boot --quiet --no-pager --unit tripod | grep level=ERROR || true"); log != "" {
 		t.Errorf("warnings and errors of the boot:\n%s", log)
 	}

@@ -34,8 +34,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// linuxPods are the end-to-end tests of Linux pods that need neither a Go toolchain nor a second machine.
-const linuxPods = "^(TestContainerOperations|TestIdempotence|TestExit|TestProcess|TestLogs|TestNetworking|TestUsers|TestCapabilities|TestSeccomp|TestExecSync|TestFigures|TestTop|TestResources|TestAppArmor|TestMounts|TestUserNamespaces|TestStreaming)"
+// linuxPods are the state table, with crun and runc, and the end-to-end tests of Linux pods that need neither a Go toolchain nor a second machine.
+const linuxPods = "^(TestContainerOperations|TestIdempotence|TestExit|TestProcess|TestLogs|TestNetworking|TestUsers|TestCapabilities|TestSeccomp|TestExecSync|TestFigures|TestTop|TestResources|TestAppArmor|TestMounts|TestUserNamespaces|TestStreaming|TestSuite$)"
 
 // TestEndToEnd runs end-to-end tests of Linux pods with a daemon of their own, in namespaces of their own, on cgroup v2.
 func TestEndToEnd(t *testing.T) {
@@ -43,7 +43,7 @@ func TestEndToEnd(t *testing.T) {
 	defer cancel()
 	node.run(t, "systemctl stop tripod")
 	t.Cleanup(func() { node.run(t, "systemctl start tripod") })
-	out, err := node.command(ctx, fmt.Sprintf(`cd /payload/test/e2e && b=/payload/build && export TRIPOD_BIN=$b/bin/tripod TRIPOD_TEST_BIN=$b/test/bin/tripod \
+	out, err := node.command(ctx, fmt.Sprintf(`cd /payload/test/e2e && b=/payload/build && export TRIPOD_TEST_FULL=1 TRIPOD_BIN=$b/bin/tripod TRIPOD_TEST_BIN=$b/test/bin/tripod \
 	TRIPOD_WASM_BIN=$b/bin/tripod-wasm TRIPOD_AGENT_BIN=$b/bin/tripod-agent TRIPOD_VMWRAP_BIN=$b/bin/tripod-vmwrap; /payload/e2e.test -test.v -test.timeout 2h -test.run '%s'`, run()), nil)
 	keep(t, "e2e.txt", out)
 	if err != nil {

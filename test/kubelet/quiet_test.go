@@ -72,9 +72,11 @@ var (
 	// deleted, and it closes the WebSocket of an exec that has ended while it reads from it.
 	always = regexp.MustCompile(`"failed to read memory cgroup (config|limits) for the pod"|"ContainerStatus from runtime service failed" err="rpc error: code = NotFound |` +
 		`"Failed to get status for pod" err="pods .* is forbidden: .* no relationship found|"Error on socket receive" err="read tcp .*: use of closed network connection"`)
-	// ofSlowness matches what a kubelet logs on an emulated host about its own rounds and about the API server, whose answers are late.
+	// ofSlowness matches what a kubelet logs on an emulated host about its own rounds, about the API server, whose answers are late,
+	// and of a probe whose answer came too late for the pod's namespace.
 	ofSlowness = regexp.MustCompile(`"Housekeeping took longer than expected"|"Failed to get system container stats"|/apis?/.*(Client.Timeout exceeded|context deadline exceeded)|` +
-		`"(Error updating|Unable to update) node status|"Failed to (update lease|ensure lease exists)|the object has been modified|kube-api-access-.*no relationship found`)
+		`"(Error updating|Unable to update) node status|"Failed to (update lease|ensure lease exists)|the object has been modified|kube-api-access-.*no relationship found|` +
+		`"Server rejected event \(will not retry!\)" err="namespaces .* not found"`)
 )
 
 // kill is the time from a kill of the daemon until its next process answers.

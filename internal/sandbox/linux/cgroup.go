@@ -5,6 +5,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -66,7 +67,18 @@ func (g cgroups) limitScope(dir string, res *specs.LinuxResources) error {
 			l.CpuShares = int64(*c.Shares)
 		}
 	}
-	return g.Apply(dir, slices.Concat(g.Limits(&l, nil), cgroup.CPUSet(&l), g.TaskLimit(res.Pids)))
+	return g.Apply(dir, slices.Concat(g.Limits(&l, nil), swapLimit(res.Memory), cgroup.CPUSet(&l), g.TaskLimit(res.Pids)))
+}
+
+// swapLimit returns what to write to limit swap on v2, which counts it apart from memory; the OCI's number limits both together.
+func swapLimit(m *specs.LinuxMemory) []cgroup.Write {
+	switch {
+	case m == nil || m.Swap == nil:
+		return nil
+	case *m.Swap < 0 || m.Limit == nil:
+		return []cgroup.Write{{Controller: "memory", File: "memory.swap.max", Value: "max", Lifts: true}}
+	}
+	return []cgroup.Write{{Controller: "memory", File: "memory.swap.max", Value: strconv.FormatInt(max(*m.Swap-*m.Limit, 0), 10)}}
 }
 
 // limit sets the limits of the whole pod on the pod's own cgroup, which it creates if necessary. It does nothing if the
