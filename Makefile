@@ -218,13 +218,12 @@ fuzz: ## run each fuzz target for FUZZTIME (20s)
 
 # Both sanitizers see the C half of the engine. At the end of the worker's tests pods run, whose C memory only Go refers to: the
 # address sanitizer would take it for leaked.
-GUESTS = ./internal/component/engine ./internal/component/wasi ./internal/component/wasihttp ./internal/sandbox/wasm/internal/dataplane
-WORKER = ./internal/sandbox/wasm/internal/worker
+SANITIZED = ./internal/component/engine ./internal/component/wasi ./internal/component/wasihttp ./internal/sandbox/wasm/internal/dataplane
 .PHONY: test-sanitize
 test-sanitize: build images ## run the tests of the engine, the data plane and the worker with the address sanitizer, and with that of undefined behaviour (8 min)
-	CGO_ENABLED=1 hack/testns.sh $(GOTEST) -vet=off -asan $(GUESTS)
-	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 hack/testns.sh $(GOTEST) -vet=off -asan $(WORKER)
-	CGO_ENABLED=1 CGO_CFLAGS='-g -O1 -fsanitize=undefined -fno-sanitize-recover=all' CGO_LDFLAGS=-fsanitize=undefined hack/testns.sh $(GOTEST) -vet=off $(GUESTS) $(WORKER)
+	CGO_ENABLED=1 hack/testns.sh $(GOTEST) -vet=off -asan $(SANITIZED)
+	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 hack/testns.sh $(GOTEST) -vet=off -asan ./internal/sandbox/wasm/internal/worker
+	CGO_ENABLED=1 CGO_CFLAGS='-g -O1 -fsanitize=undefined -fno-sanitize-recover=all' CGO_LDFLAGS=-fsanitize=undefined hack/testns.sh $(GOTEST) -vet=off $(SANITIZED) ./internal/sandbox/wasm/internal/worker
 
 .PHONY: fuzz-mqtt
 fuzz-mqtt: ## run the fuzz targets of the MQTT codec and of the broker's sessions for five minutes each
