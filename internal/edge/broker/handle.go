@@ -49,7 +49,7 @@ func (s *server) serve(c *conn) {
 			if parked = s.parking.park(c); parked {
 				return
 			}
-			err = nil
+			c.in.refused, err = true, nil
 		}
 	}
 	var bad *packet.Error

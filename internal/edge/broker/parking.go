@@ -170,7 +170,7 @@ func (p *parking) watch(stop <-chan struct{}) {
 			}
 			p.mu.Unlock()
 			if over {
-				debug.FreeOSMemory()
+				go debug.FreeOSMemory() // keep alives do not wait for it
 				returned = now
 			}
 		case <-stop:

@@ -170,7 +170,6 @@ func TestParkedConnection(t *testing.T) {
 			i.conn.socket.abort()
 			_, err := i.Read(make([]byte, 1))
 			require.ErrorContains(t, err, "reset")
-			i.conn.end(0)
 		},
 		"is closed by the client": func(*testing.T, *server, *idler) {},
 	} {
@@ -241,4 +240,25 @@ func TestParkedConnectionsLoseNoDescriptor(t *testing.T) {
 	}
 	until.Holds(t, "no descriptor is lost", func() bool { return descriptors() <= before })
 	assert.Zero(t, limit.Stats().Open)
+}
+
+// TestRefusedReaderIsPatient: the reader of a connection that cannot be parked, because a write to a client that reads nothing
+// waits, does not try again every few milliseconds.
+func TestRefusedReaderIsPatient(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer client.Close()
+	accepted, err := l.Accept()
+	require.NoError(t, err)
+	defer accepted.Close()
+	c := newConn(accepted, &server{})
+	for _, refused := range []bool{true, false} {
+		c.in.refused = refused
+		before := time.Now()
+		require.ErrorIs(t, c.in.wait(0), errSilent)
+		assert.Equal(t, refused, c.socket.readEnds.Sub(before) >= parkingCheck, "the deadline of a reader that was refused: %v", refused)
+	}
 }

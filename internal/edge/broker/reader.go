@@ -21,6 +21,7 @@ type reader struct {
 	buf        *[readSize]byte
 	r, w, size int32     // size is that of the last packet's remaining length, in bytes
 	bare       bool      // it waits without a buffer: not before CONNECT, and not with TLS or WebSocket
+	refused    bool      // it could not be parked the last time
 	fast       uint8     // reads in a row, up to attachAfter, that came within parkAfter of each other
 	silent     time.Time // since when the client has said nothing; zero while it is not known to be silent
 }
@@ -139,13 +140,18 @@ func (r *reader) fill(keepAlive time.Duration) error {
 	return err
 }
 
-// wait waits for a packet without a buffer. After parkAfter, or at once if the socket is detached, it returns errSilent.
+// wait waits for a packet without a buffer. After parkAfter, or at once if the socket is detached, it returns errSilent; after
+// parkingCheck if the connection could not be parked the last time, because a write to the client waits.
 func (r *reader) wait(keepAlive time.Duration) error {
 	now := time.Now()
 	if r.silent.IsZero() {
 		r.silent = now
 	}
-	until := now.Add(parkAfter)
+	patience := parkAfter
+	if r.refused {
+		patience, r.refused = parkingCheck, false
+	}
+	until := now.Add(patience)
 	if due := r.silent.Add(keepAlive); keepAlive > 0 && due.Before(until) {
 		until = due
 	}

@@ -297,6 +297,7 @@ func (s *socket) abort() {
 	})
 	s.mu.Unlock()
 	s.Close()
+	s.conn.server.parking.wake(s.conn)
 }
 
 // Close implements io.Closer.
