@@ -1,6 +1,6 @@
 package engine
 
-// #cgo CFLAGS: -O2 -Wall -Wextra -Wshadow -Wvla -Werror -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
+// #cgo CFLAGS: -O2 -Wall -Wextra -Wshadow -Wvla -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 // #include "tw.h"
 // #include <stdlib.h>
 import "C"

@@ -231,7 +231,8 @@ static wasmtime_error_t *new_memory(void *env, const wasm_memorytype_t *type, si
                                     size_t guard, wasmtime_linear_memory_t *memory) {
   (void)env, (void)type, (void)max;
   tw_image *m = wanted;
-  if (!m || m->size < min) return wasmtime_error_new("a memory that begins with no image");
+  if (!m || m->min != min) return wasmtime_error_new("a memory that begins with no image");
+  wanted = NULL; // each instance has one memory
   tw_slot *s = warm_slot(m);
   if (!s) {
     if ((s = reserve(reserved + guard, guard)) && !fill(s, m)) chill(s), s = NULL;
@@ -255,7 +256,7 @@ void tw_use_slots(wasm_config_t *c) {
 tw_image *tw_image_new(int fd, size_t begin, size_t end, size_t size) {
   tw_image *m = tw_zeroed(sizeof *m);
   if (!m) return NULL;
-  m->fd = fd, m->begin = begin, m->end = end, m->size = size, m->users = 1;
+  m->fd = fd, m->begin = begin, m->end = end, m->size = m->min = size, m->users = 1;
   if (begin == end) return m;
   uint8_t *data = mmap(NULL, end - begin, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {

@@ -157,7 +157,7 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 		C.tw_image_close(s.mem)
 		return nil, err
 	}
-	s.mem.keep = true
+	s.mem.keep, s.mem.min = true, detached.initial.min
 	if s.account = i.opts.Account; s.account != nil {
 		s.mem.account = s.account.c
 	}

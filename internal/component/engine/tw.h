@@ -226,7 +226,6 @@ int64_t tw_sleep(tw_inst *, int64_t ns); // sleeps until then or until killed; t
 int tw_ticker(wasm_engine_t *);
 void tw_stand_back(bool by_idle); // selects how guests yield; for tests
 
-
 // ---- errors (error.c) ----
 
 void tw_fail(tw_inst *, int why, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -336,6 +335,7 @@ typedef struct tw_image {
   int fd;
   const uint8_t *data;     // the file in memory, less begin; NULL if it is empty
   size_t begin, end, size; // in the memory, multiples of a page; size: of the memory
+  size_t min;              // of the memory that the module declares
   bool keep, closed;       // keep: memories stay warm after their instances
   tw_account *account;     // is charged for what warm memories hold
   int64_t kept;            // bytes
@@ -348,7 +348,7 @@ typedef struct tw_image {
 tw_image *tw_image_new(int fd, size_t begin, size_t end, size_t size);
 // tw_image_close gives back the owner's reference.
 void tw_image_close(tw_image *);
-// tw_image_instantiate makes an instance whose memory begins with the image, which is at least as large as the module wants.
+// tw_image_instantiate makes an instance whose memory begins with the image.
 wasmtime_error_t *tw_image_instantiate(wasmtime_context_t *, const wasmtime_instance_pre_t *, tw_image *, wasmtime_instance_t *, wasm_trap_t **);
 void tw_use_slots(wasm_config_t *); // makes memory.c provide the memories of an engine
 // TW_PAGEMAP_SCAN is the ioctl of Linux 6.7 that finds changed pages; tw_set_pagemap sets the descriptor of
@@ -432,7 +432,6 @@ typedef struct {
 int tw_call(tw_inst *, const tw_func *, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap);
 // tw_run runs a command: _start if run is NULL, otherwise run of wasi:cli/run. It returns why.
 int tw_run(tw_inst *, const tw_func *run, uint64_t seq);
-
 
 // ---- memory (alloc.c) ----
 

@@ -21,8 +21,8 @@ const (
 // is compiled once.
 type Detached struct {
 	// Code is the module; all indices stay. It also exports its mutable globals and its tables (GlobalExport, TableExport),
-	// whose numbers are Globals and Tables. It has data segments only if its
-	// code can refer to them, because each takes time in each instance, and Go's linker makes 100 000 of them.
+	// whose numbers are Globals and Tables. It has data segments only if its code can refer to them, because each takes time in
+	// each instance, and Go's linker makes 100 000 of them.
 	Code            []byte
 	Globals, Tables int
 	// Memory is a core module that exports the memory with the data that the original module begins with.
@@ -131,6 +131,7 @@ type state struct {
 	defined  uint32   // number of globals
 	tables   int
 	data     []Data
+	segments bool // there is a data section
 	counted  bool // a section counts the data segments: without it, no code can refer to them (5.5.15)
 }
 
@@ -152,7 +153,12 @@ func (s *state) read(id byte, c *cursor) error {
 		})
 	case moduleTables:
 		var m Module
-		c.each(func() { m.table(c) })
+		c.each(func() {
+			if len(c.rest) > 0 && c.rest[0] != typeFuncref {
+				s.refuse(c, "it has a table of other values than functions")
+			}
+			m.table(c)
+		})
 		s.tables = len(m.Tables)
 	case moduleMemories:
 		c.each(func() { s.memory(c) })
@@ -169,12 +175,19 @@ func (s *state) read(id byte, c *cursor) error {
 		s.refuse(c, "it has a start function")
 	case moduleCount:
 		s.counted = true
-	case moduleData:
+	case moduleData: // checked in full, because the engine may not see it
+		if s.segments {
+			c.fail("a second data section")
+		}
+		s.segments = true
 		c.each(func() {
 			if d := s.segment(c); d.active {
 				s.data = append(s.data, d.Data)
 			}
 		})
+		if len(c.rest) > 0 {
+			c.fail("%d bytes after the last data segment", len(c.rest))
+		}
 	}
 	if s.reason != "" {
 		c.err = nil // what refuse has found can also make the rest of the section unreadable
@@ -246,8 +259,9 @@ const (
 	opRefNull   = 0xd0
 	opRefFunc   = 0xd2
 
-	typeF64 = 0x7c
-	typeI32 = 0x7f
+	typeFuncref = 0x70
+	typeF64     = 0x7c
+	typeI32     = 0x7f
 )
 
 // constant reads a constant expression (3.3.13). It returns the value of a single i32.const.

@@ -88,6 +88,7 @@ func TestDetachRefused(t *testing.T) {
 		"which is not a function":            {2: "\x01" + name("m") + name("g") + "\x03\x7f\x00"},
 		"it exports tripod:global/9":         {7: "\x01" + name("tripod:global/9") + "\x02\x00"},
 		"it has a start function":            {8: "\x00"},
+		"a table of other values":            {4: "\x01\x6f\x00\x02"},
 		"a mutable global that is not":       {6: "\x01\x70\x01\xd0\x70\x0b"},
 		"with the instruction 0x6a":          {6: "\x01\x7f\x00\x41\x00\x41\x00\x6a\x0b"},
 		"8192 bytes of data within 33558528": {11: "\x02\x00\x41\x00\x0b\x01x\x00\x41\x80\x80\x80\x10\x0b\x01x"},
@@ -111,6 +112,23 @@ func TestDetachRefused(t *testing.T) {
 		sections[id] = sections[id][:len(sections[id])-1]
 		if d, reason, err := Detach(moduleOf(sections)); d != nil || !errdefs.IsInvalidArgument(err) {
 			t.Errorf("section %d cut off: %v, %q, %v; want ErrInvalidArgument", id, d, reason, err)
+		}
+	}
+}
+
+// TestDetachData: a data section that the engine will not see is checked here.
+func TestDetachData(t *testing.T) {
+	for want, more := range map[string]string{
+		"a second data section":               sec(11, "\x00"),
+		"1 bytes after the last data segment": "",
+	} {
+		sections := parts()
+		delete(sections, 12)
+		if more == "" {
+			sections[11] += "x"
+		}
+		if d, _, err := Detach(append(moduleOf(sections), more...)); d != nil || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error = %v; want %q", err, want)
 		}
 	}
 }
