@@ -240,6 +240,7 @@ lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lin
 	@dead=$$(export CGO_ENABLED=1; build/tools/deadcode -test -tags failpoints ./... && build/tools/deadcode ./cmd/...) && \
 	  { ! grep -vEf <(sed '/^#/d; /^$$/d' hack/deadcode.allow) <<<"$$dead" || { echo 'remove these functions, or move them to the tests' >&2; exit 1; }; }
 	go mod tidy -diff
+	CGO_ENABLED=1 CGO_CFLAGS='-g -O2 -Werror' go build ./internal/component/engine
 	cppcheck --quiet --error-exitcode=1 --std=c11 --enable=warning,performance,portability --inconclusive internal/component/engine/*.c
 	@files=$$(gofmt -l cmd examples hack internal sdk test); [ -z "$$files" ] || { printf 'run gofmt -w on these files:\n%s\n' "$$files" >&2; exit 1; }
 	@go test ./test/prose

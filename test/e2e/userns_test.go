@@ -150,7 +150,7 @@ func testUserVolumes(t *testing.T, d *harness.Daemon) {
 	defer p.Remove()
 	if !mapsTmpfs(t) {
 		why := refused(t, d, p, harness.ContainerConfig("tmpfs", harness.Busybox, harness.Sleep(), mappedBind(u, at("tmpfs"), "/tmpfs")))
-		if !strings.Contains(why, "tmpfs, which Linux 6.3 can map") {
+		if !strings.Contains(why, "tmpfs, which needs Linux 6.3") {
 			t.Errorf("a volume on a tmpfs, before Linux 6.3: %s", why)
 		}
 		if err := unix.Unmount(at("tmpfs"), 0); err != nil {

@@ -98,8 +98,12 @@ func (b *Backend) Spec(p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error
 // Specify implements sandbox.Specifier. It mounts and unpacks what CreateContainer needs too, but leaves the pod's volumes
 // alone.
 func (b *Backend) Specify(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error) {
-	if config, err := b.Spec(p, c); !errdefs.IsNotFound(err) {
-		return config, err
+	h, err := b.ledger.Find(p.ID, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	if h != nil {
+		return readConfig(b.bundleOf(h))
 	}
 	config, _, err := b.specify(ctx, p, c)
 	if err == nil {

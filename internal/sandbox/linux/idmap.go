@@ -82,7 +82,7 @@ func fsType(path string) string {
 		return "unknown"
 	}
 	if st.Type == unix.TMPFS_MAGIC {
-		return "tmpfs, which Linux 6.3 can map"
+		return "tmpfs, which needs Linux 6.3"
 	}
 	return fmt.Sprintf("%#x", st.Type)
 }
