@@ -221,6 +221,9 @@ func (g *guest) command(ctx context.Context, command string, stdin io.Reader) (s
 	s.Stdin, s.Stdout = stdin, &out
 	done := make(chan error, 1)
 	go func() { done <- s.Run("exec 2>&1; PATH=$PATH:/usr/sbin:/sbin; " + command) }()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go g.watchPanic(ctx, cancel)
 	select {
 	case err = <-done:
 	case <-ctx.Done():
@@ -232,6 +235,23 @@ func (g *guest) command(ctx context.Context, command string, stdin io.Reader) (s
 		return out.String(), &commandError{command, out.String(), err}
 	}
 	return out.String(), nil
+}
+
+// watchPanic cancels a command if the guest's kernel panics, which would otherwise take until the command's time is over.
+func (g *guest) watchPanic(ctx context.Context, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		if log, err := os.ReadFile(g.path("serial.log")); err == nil && bytes.Contains(log, []byte("Kernel panic - not syncing")) {
+			cancel(fmt.Errorf("the guest's kernel has panicked, as it does now and then if it is emulated and a machine of a pod runs under its KVM:\n%s", tail(string(log), 20)))
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // makePayload makes the disk with what the tests bring.
