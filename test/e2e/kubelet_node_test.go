@@ -113,6 +113,14 @@ func cgroupRoot(controller string) string {
 	return filepath.Join("/sys/fs/cgroup", controller)
 }
 
+// memoryLimitFile is the file of a cgroup's memory limit.
+func memoryLimitFile() string {
+	if onV2() {
+		return "memory.max"
+	}
+	return "memory.limit_in_bytes"
+}
+
 // limitPod sets the limits of the pod's cgroup, like the kubelet.
 func (k *kubelet) limitPod(p *kubePod, l limits) {
 	k.t.Helper()

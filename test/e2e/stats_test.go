@@ -348,8 +348,7 @@ func TestResources(t *testing.T) {
 			return err
 		}
 		limit := func() string {
-			file := map[bool]string{false: "memory.limit_in_bytes", true: "memory.max"}[onV2()]
-			raw, err := os.ReadFile(filepath.Join(cgroupRoot("memory"), filepath.Dir(cgroupOf(t, c, "memory")), file))
+			raw, err := os.ReadFile(filepath.Join(cgroupRoot("memory"), filepath.Dir(cgroupOf(t, c, "memory")), memoryLimitFile()))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,8 +16,7 @@ import (
 // overhead.
 func (k *kubelet) limitMemory(p *kubePod, limit int64) {
 	k.t.Helper()
-	file := map[bool]string{false: "memory.limit_in_bytes", true: "memory.max"}[onV2()]
-	k.must(os.WriteFile(filepath.Join(cgroupRoot("memory"), k.cgroup(p), file), []byte(fmt.Sprint(limit)), 0o644))
+	k.must(os.WriteFile(filepath.Join(cgroupRoot("memory"), k.cgroup(p), memoryLimitFile()), []byte(fmt.Sprint(limit)), 0o644))
 }
 
 // TestVMWithoutOverhead: the RuntimeClass has no overhead, so the kubelet limits the pod's cgroup to the guest's

@@ -66,10 +66,7 @@ func newParking(run func(*conn)) (*parking, error) {
 
 // park takes a connection over from its goroutine. It returns false if the goroutine must go on.
 func (p *parking) park(c *conn) bool {
-	p.detaching.Lock()
-	detached := c.socket.detach()
-	p.detaching.Unlock()
-	if !detached {
+	if !c.socket.detach() {
 		return false
 	}
 	p.mu.Lock()

@@ -98,6 +98,8 @@ func (s *socket) detach() bool {
 	if s.at == nil {
 		return true
 	}
+	s.conn.server.parking.detaching.Lock()
+	defer s.conn.server.parking.detaching.Unlock()
 	fd, err := -1, error(nil)
 	if failed := s.at.raw.Control(func(old uintptr) { fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) }); failed != nil || err != nil {
 		return false
@@ -248,24 +250,23 @@ func writeNow(fd int, p []byte) (n int, err error) {
 
 // SetReadDeadline sets the deadline of reads.
 func (s *socket) SetReadDeadline(t time.Time) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.readEnds = t
-	if s.at == nil || s.closed {
-		return nil
-	}
-	return s.at.SetReadDeadline(t)
+	return s.setDeadline(&s.readEnds, t, stream.SetReadDeadline)
 }
 
 // SetWriteDeadline sets the deadline of writes.
 func (s *socket) SetWriteDeadline(t time.Time) error {
+	return s.setDeadline(&s.writeEnds, t, stream.SetWriteDeadline)
+}
+
+// setDeadline keeps a deadline for when the socket is attached, and sets it if it is.
+func (s *socket) setDeadline(ends *time.Time, t time.Time, set func(stream, time.Time) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.writeEnds = t
+	*ends = t
 	if s.at == nil || s.closed {
 		return nil
 	}
-	return s.at.SetWriteDeadline(t)
+	return set(s.at.stream, t)
 }
 
 // RemoteAddr returns the client's address, also when the client is gone.
