@@ -47,8 +47,20 @@ setup: ## install the required Debian packages and Go modules (as root; quick if
 
 # go build sets the time of a program that is up to date, which for Go's test cache is a change, as is a new link. `install -C`
 # does not.
+.PHONY: engine
+engine: ## make build/engine, the library with the Wasm engine that tripod-wasm links (5 min, once for all checkouts)
+	@hack/engine.sh
+
+.PHONY: update-engine
+update-engine: ## take the newest fixes of wasmtime's line, test them, and measure them beside the old ones' figures in docs/benchmarks.md
+	@hack/engine.sh update
+	@$(MAKE) build images
+	CGO_ENABLED=1 hack/testns.sh $(GOTEST) -vet=off ./internal/component/... ./internal/sandbox/wasm/...
+	@hack/setup.sh bench
+	@hack/bench.sh first
+
 .PHONY: build
-build: ## build the programs into build/bin: tripod (static), tripod-wasm (the worker with the Wasm engine) and others; build/test/bin for the tests
+build: engine ## build the programs into build/bin: tripod (static), tripod-wasm (the worker with the Wasm engine) and others; build/test/bin for the tests
 	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod
 	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-wasm
 	go build $(BUILDFLAGS) -ldflags '-s -w' -o build/obj/ ./cmd/tripod-vmwrap
@@ -70,10 +82,10 @@ down: ## stop it and clean up
 
 .PHONY: test
 test: ## run what every change must pass: lint, unit, backend, end-to-end and crash tests
-	@hack/test.sh setup build lint test-unit test-machines test-daemon test-smoke
+	@hack/test.sh setup engine build lint test-unit test-machines test-daemon test-smoke
 
 .PHONY: quick
-quick: build/tools/golangci-lint build/tools/gotestsum build/tools/h2spec ## check what a commit could break, in minutes: vet, lint, unit and end-to-end tests of what depends on the files changed since BASE
+quick: engine build/tools/golangci-lint build/tools/gotestsum build/tools/h2spec ## check what a commit could break, in minutes: vet, lint, unit and end-to-end tests of what depends on the files changed since BASE
 	@go run ./hack/quick -base '$(BASE)' -unit "$$(hack/unit.sh packages)"
 
 .PHONY: test-unit test-machines
@@ -213,7 +225,7 @@ bench: build images ## compare with containerd 2.4 and 1.6 and write docs/benchm
 	@hack/bench.sh
 
 .PHONY: fuzz
-fuzz: ## run each fuzz target for FUZZTIME (20s)
+fuzz: engine ## run each fuzz target for FUZZTIME (20s)
 	@hack/fuzz.sh $(FUZZTIME)
 
 # Both sanitizers see the C half of the engine. At the end of the worker's tests pods run, whose C memory only Go refers to: the
@@ -226,11 +238,11 @@ test-sanitize: build images ## run the tests of the engine, the data plane and t
 	CGO_ENABLED=1 CGO_CFLAGS='-g -O1 -fsanitize=undefined -fno-sanitize-recover=all' CGO_LDFLAGS=-fsanitize=undefined hack/testns.sh $(GOTEST) -vet=off $(SANITIZED) ./internal/sandbox/wasm/internal/worker
 
 .PHONY: fuzz-mqtt
-fuzz-mqtt: ## run the fuzz targets of the MQTT codec and of the broker's sessions for five minutes each
+fuzz-mqtt: engine ## run the fuzz targets of the MQTT codec and of the broker's sessions for five minutes each
 	@hack/fuzz.sh 5m '^Fuzz(Packet|Session)$$'
 
 .PHONY: lint
-lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lint (.golangci.yml), deadcode, go mod tidy, cppcheck, gofmt, the prose check and bash -n
+lint: engine build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lint (.golangci.yml), deadcode, go mod tidy, cppcheck, gofmt, the prose check and bash -n
 # golangci-lint vets with the tag failpoints, go vet without.
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
@@ -300,7 +312,7 @@ test-release: images ## build a release in two clones and compare the bytes, and
 	$(GOTEST) ./test/deb
 
 .PHONY: vuln
-vuln: build/tools/govulncheck ## look for known vulnerabilities in what the programs call (needs the Go vulnerability database, or GOVULNDB)
+vuln: engine build/tools/govulncheck ## look for known vulnerabilities in what the programs call (needs the Go vulnerability database, or GOVULNDB)
 	CGO_ENABLED=1 build/tools/govulncheck ./cmd/...
 
 build/tools/syft build/tools/govulncheck: hack/release/go.mod hack/release/go.sum

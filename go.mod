@@ -9,7 +9,6 @@ require (
 	github.com/Masterminds/semver/v3 v3.5.0
 	github.com/ProtonMail/go-crypto v1.4.1
 	github.com/bufbuild/protocompile v0.14.1
-	github.com/bytecodealliance/wasmtime-go/v39 v39.0.1
 	github.com/containerd/cgroups/v3 v3.1.3
 	github.com/containerd/containerd/api v1.12.0
 	github.com/containerd/containerd/v2 v2.4.2

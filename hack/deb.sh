@@ -26,7 +26,7 @@ doc=$root/usr/share/doc/tripod
 install -D -m 0644 -t "$doc" dist/debian/copyright README.md SECURITY.md
 gzip -9n <CHANGELOG.md >"$doc/changelog.gz"
 gzip -9n "$root"/usr/share/man/man1/*
-go run ./hack/licenses "$doc/licenses" "$root"/usr/bin/*
+hack/engine.sh crates | go run ./hack/licenses "$doc/licenses" "$root"/usr/bin/*
 
 # dpkg-shlibdeps finds out which version of libc the worker needs, and insists on a debian/control.
 mkdir -p build/shlibs/debian

@@ -21,6 +21,7 @@ packages=(
   mosquitto mosquitto-clients           # an independent MQTT broker and clients; the service stays off, tests start their own
   redis-server                          # a store for components; the service stays off, tests start their own
   gcc libc6-dev                         # for tripod-wasm, whose engine is a C library, and go test -race
+  cmake                                 # puts wasmtime's C headers into place
   cppcheck                              # the linter of the engine's C half
   curl                                  # an independent client of the pods
   nghttp2-client                        # an independent client of HTTP/2, and h2load for make bench
@@ -90,6 +91,7 @@ if ! dpkg-query -W -f '${db:Status-Status}\n' libvirt-daemon-system-systemd 2>/d
 fi
 
 command -v go >/dev/null || die "Go $(awk '$1 == "go" {print $2}' go.mod) or later is needed and 'go' is not in PATH; see https://go.dev/dl"
+hack/engine.sh check
 
 mapfile -t want < <(missing "${packages[@]}")
 if [ ${#want[@]} -gt 0 ]; then

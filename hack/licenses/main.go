@@ -1,12 +1,15 @@
-// Program licenses copies the license files of everything that is linked into Go programs into a directory:
+// Program licenses copies the license files of everything that is linked into Go programs and into the Wasm engine into a
+// directory:
 //
-//	licenses DIR PROGRAM...
+//	hack/engine.sh crates | licenses DIR PROGRAM...
 //
-// A program's build information names its modules, and the module cache has their files. DIR then has one directory for
-// each module, and one for Go itself. A module without a license file is an error: a release must not contain it.
+// A program's build information names its modules, and the module cache has their files; the lines of standard input name the
+// engine's crates. DIR then has one directory for each module and each crate, and one for Go itself. A module or crate without
+// a license file is an error: a release must not contain it.
 package main
 
 import (
+	"bufio"
 	"debug/buildinfo"
 	"encoding/json"
 	"errors"
@@ -49,6 +52,39 @@ func collect(dir string, programs []string) error {
 	var errs []error
 	for path, source := range modules {
 		errs = append(errs, copyLicenses(source, filepath.Join(dir, filepath.FromSlash(path))))
+	}
+	errs = append(errs, collectCrates(os.Stdin, filepath.Join(dir, "crates.io")))
+	return errors.Join(errs...)
+}
+
+// errNoFile: a directory has no license file.
+var errNoFile = errors.New("no license file")
+
+// collectCrates writes the licenses of the crates that the lines name: name, version, license and directory. Some crates of
+// wasmtime's project have no file of their own: theirs is that of the crate wasmtime, if their license is its license.
+func collectCrates(lines io.Reader, dir string) error {
+	var crates [][]string
+	var wasmtime []string
+	for s := bufio.NewScanner(lines); s.Scan(); {
+		fields := strings.Split(s.Text(), "\t")
+		if len(fields) != 4 {
+			return fmt.Errorf("standard input has %q, want a crate's name, version, license and directory", s.Text())
+		}
+		if crates = append(crates, fields); fields[0] == "wasmtime" {
+			wasmtime = fields
+		}
+	}
+	if wasmtime == nil {
+		return errors.New("standard input does not name the crate wasmtime")
+	}
+	var errs []error
+	for _, c := range crates {
+		target := filepath.Join(dir, c[0]+"-"+c[1])
+		err := copyLicenses(c[3], target)
+		if errors.Is(err, errNoFile) && c[2] == wasmtime[2] {
+			err = copyLicenses(wasmtime[3], target)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
@@ -107,7 +143,7 @@ func copyLicenses(source, target string) error {
 		found = true
 	}
 	if !found {
-		return fmt.Errorf("%s has no license file", source)
+		return fmt.Errorf("%s: %w", source, errNoFile)
 	}
 	return nil
 }

@@ -92,8 +92,9 @@ func TestResources(t *testing.T) {
 				t.Errorf("give returned rep %d for %d, want 51; dropped %v", c, h.get(c), h.dropped)
 			}
 		}
-		if n := call("keep", h.put(77)); n != 77 || i.Alive() {
-			t.Errorf("keep of a borrowed handle = %d, want 77; Alive() = %v, want false", n, i.Alive())
+		var trap *Trap
+		if out, err := i.Call(t.Context(), bound(t, "keep"), u32s(h.put(77)), nil); !errors.As(err, &trap) || !strings.Contains(trap.Message, "borrow") || i.Alive() {
+			t.Errorf("keep of a borrowed handle = %x, %v, want a Trap that says so; Alive() = %v, want false", out, err, i.Alive())
 		}
 	})
 }

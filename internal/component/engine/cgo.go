@@ -1,17 +1,30 @@
 package engine
 
-// #cgo CFLAGS: -O2 -Wall -Wextra -Wshadow -Wvla -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
+// #cgo CFLAGS: -I${SRCDIR}/../../../build/engine/include -O2 -Wall -Wextra -Wshadow -Wvla -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
+// #cgo LDFLAGS: -L${SRCDIR}/../../../build/engine/lib -lwasmtime -lm -ldl -pthread
 // #include "tw.h"
 // #include <stdlib.h>
 import "C"
 
 import (
+	"embed"
+	"regexp"
 	"unsafe"
-
-	// The #cgo lines of the imported package link libwasmtime.a. The Go API of that package is not used, because it
-	// does not support components.
-	_ "github.com/bytecodealliance/wasmtime-go/v39"
 )
+
+// crate makes this package depend on the crate that hack/engine.sh builds: go build does not see that the library changed.
+//
+//go:embed wasmtime/Cargo.toml wasmtime/Cargo.lock wasmtime/lib.rs
+var crate embed.FS
+
+// wasmtimeVersion returns the version of wasmtime in the crate's lock file.
+var wasmtimeVersion = func() string {
+	lock, err := crate.ReadFile("wasmtime/Cargo.lock")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(regexp.MustCompile(`name = "wasmtime"\nversion = "(.*)"`).FindSubmatch(lock)[1])
+}()
 
 // cString copies a string to C memory. The caller must call free.
 func cString(s string) (p *C.char, free func()) {

@@ -297,7 +297,7 @@ func exportedFuncs(m *C.wasmtime_module_t) map[string]string {
 	sigs := make(map[string]string)
 	for _, x := range unsafe.Slice(v.data, int(v.size)) {
 		t := C.wasm_exporttype_type(x)
-		if C.wasm_externtype_kind(t) != C.TW_EXTERN_FUNC {
+		if C.wasm_externtype_kind(t) != C.WASMTIME_EXTERN_FUNC {
 			continue
 		}
 		name := C.wasm_exporttype_name(x)
@@ -323,7 +323,7 @@ func kinds(v *C.wasm_valtype_vec_t) string {
 	var s strings.Builder
 	for _, t := range unsafe.Slice(v.data, int(v.size)) {
 		letter := byte('?')
-		if k := C.wasm_valtype_kind(t); k <= C.TW_WASM_F64 {
+		if k := C.wasm_valtype_kind(t); k <= C.WASM_F64 {
 			letter = coreLetters[k]
 		}
 		s.WriteByte(letter)

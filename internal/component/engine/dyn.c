@@ -4,6 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+// Up to flags, wit.Kind and wasmtime have the same numbers.
+_Static_assert(TW_BOOL == WASMTIME_COMPONENT_BOOL && TW_U8 == WASMTIME_COMPONENT_U8 && TW_F64 == WASMTIME_COMPONENT_F64 &&
+               TW_STRING == WASMTIME_COMPONENT_STRING && TW_RECORD == WASMTIME_COMPONENT_RECORD &&
+               TW_VARIANT == WASMTIME_COMPONENT_VARIANT && TW_OPTION == WASMTIME_COMPONENT_OPTION &&
+               TW_FLAGS == WASMTIME_COMPONENT_FLAGS, "kinds");
+
 typedef struct resource {
   struct resource *next;
   wasmtime_component_resource_any_t *any;
@@ -89,7 +95,7 @@ static bool to_list(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, tw
   if (!all) return false;
   v->of.list.size = count, v->of.list.data = all;
   if (s->prog->nodes[elem].kind == TW_U8) {
-    for (uint32_t k = 0; k < count; k++) all[k].kind = TW_VAL_U8, all[k].of.u8 = s->at[k];
+    for (uint32_t k = 0; k < count; k++) all[k].kind = WASMTIME_COMPONENT_U8, all[k].of.u8 = s->at[k];
     s->at += count;
     return true;
   }
@@ -156,7 +162,7 @@ static bool to_flags(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, t
 bool tw_to_val(tw_src *s, uint32_t node, wasmtime_component_val_t *v, tw_arena **a) {
   const tw_node *n = &s->prog->nodes[node];
   memset(v, 0, sizeof *v);
-  v->kind = n->kind >= TW_OWN ? TW_VAL_RESOURCE : n->kind; // otherwise the numbers are the same
+  v->kind = n->kind >= TW_OWN ? WASMTIME_COMPONENT_RESOURCE : n->kind;
   switch (n->kind) {
   case TW_STRING:
     v->of.string.size = next32(s), v->of.string.data = (char *)s->at;
@@ -269,7 +275,7 @@ static bool from_flags(tw_inst *i, const tw_prog *p, const tw_node *n, const was
 
 bool tw_from_val(tw_inst *i, const tw_prog *p, uint32_t node, const wasmtime_component_val_t *v, tw_buf *b) {
   const tw_node *n = &p->nodes[node];
-  if (v->kind != (n->kind >= TW_OWN ? TW_VAL_RESOURCE : n->kind)) return odd(i);
+  if (v->kind != (n->kind >= TW_OWN ? WASMTIME_COMPONENT_RESOURCE : n->kind)) return odd(i);
   uint32_t count;
   switch (n->kind) {
   case TW_STRING:

@@ -20,9 +20,6 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// wasmtimeVersion is the version of the Go module that contains libwasmtime; a test compares it with go.mod.
-const wasmtimeVersion = "39.0.1"
-
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
 const codeVersion = 6
 
@@ -93,21 +90,12 @@ func New(cfg Config) (*Engine, error) {
 // pool. An engine can load code that another engine compiled, because they differ only in how they allocate.
 func (e *Engine) open(instances int, allocate func(*C.wasm_config_t)) (*C.wasm_engine_t, error) {
 	c := C.wasm_config_new()
-	C.wasmtime_config_strategy_set(c, C.TW_STRATEGY_CRANELIFT)
-	C.wasmtime_config_cranelift_opt_level_set(c, C.TW_OPT_SPEED)
+	C.wasmtime_config_strategy_set(c, C.WASMTIME_STRATEGY_CRANELIFT)
+	C.wasmtime_config_cranelift_opt_level_set(c, C.WASMTIME_OPT_LEVEL_SPEED)
 	C.wasmtime_config_parallel_compilation_set(c, true)
 	C.wasmtime_config_native_unwind_info_set(c, false) // backtraces use frame pointers
 	C.wasmtime_config_epoch_interruption_set(c, true)
-	C.wasmtime_config_wasm_component_model_set(c, true)
-	// With threads, a guest could wait on a shared memory, where no tick reaches it. The other disabled features use
-	// resources that this package does not limit. (Multiple memories stay enabled, because wasmtime's adapters between
-	// the modules of a component need them. checkDeclared refuses guests with multiple memories.)
-	C.wasmtime_config_wasm_threads_set(c, false)
-	C.wasmtime_config_wasm_gc_set(c, false)
-	C.wasmtime_config_wasm_exceptions_set(c, false)
-	C.wasmtime_config_wasm_stack_switching_set(c, false)
-	C.wasmtime_config_wasm_function_references_set(c, false)
-	C.wasmtime_config_wasm_memory64_set(c, false)
+	C.tripod_config_proposals(c)
 	if allocate != nil {
 		allocate(c)
 	}

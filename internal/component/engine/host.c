@@ -142,7 +142,7 @@ wasm_functype_t *tw_core_type(const uint8_t *params, uint32_t np, const uint8_t 
 // import_type returns the core type of an imported function: flattened, or through memory if there are too many values.
 static wasm_functype_t *import_type(const tw_hostfn *f) {
   const tw_prog *p = f->prog;
-  uint8_t params[TW_MAX_FLAT + 1] = {TW_WASM_I32}, results[1];
+  uint8_t params[TW_MAX_FLAT + 1] = {WASM_I32}, results[1];
   if (f->drop) return tw_core_type(params, 1, NULL, 0);
   uint32_t np = 1, nr = 0;
   if (p->param_core != TW_NONE) {
@@ -153,7 +153,7 @@ static wasm_functype_t *import_type(const tw_hostfn *f) {
     }
   }
   if (p->result_core == 1) results[nr++] = p->cores[p->nodes[p->result].core];
-  if (p->result_core > 1) params[np++] = TW_WASM_I32;
+  if (p->result_core > 1) params[np++] = WASM_I32;
   return tw_core_type(params, np, results, nr);
 }
 

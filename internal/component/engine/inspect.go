@@ -84,16 +84,16 @@ func (in *inspector) top(to *[]Item, imported bool, get nth) {
 	defer C.wasmtime_component_item_delete(&item)
 	iface := nameOf(name, length)
 	switch item.kind {
-	case C.TW_ITEM_FUNC:
+	case C.WASMTIME_COMPONENT_ITEM_COMPONENT_FUNC:
 		*to = append(*to, in.function("", iface, unionPointer[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
-	case C.TW_ITEM_INSTANCE:
+	case C.WASMTIME_COMPONENT_ITEM_COMPONENT_INSTANCE:
 		t := unionPointer[*C.wasmtime_component_instance_type_t](unsafe.Pointer(&item.of))
 		for n := range C.wasmtime_component_instance_type_export_count(t, in.engine) {
 			in.member(to, imported, iface, func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool {
 				return bool(C.wasmtime_component_instance_type_export_nth(t, in.engine, n, name, length, item))
 			})
 		}
-	case C.TW_ITEM_TYPE:
+	case C.WASMTIME_COMPONENT_ITEM_TYPE:
 	default: // modules, components, resources outside any interface
 		if imported && in.err == nil {
 			in.err = invalid("import %s: nothing provides it", iface)
@@ -111,9 +111,9 @@ func (in *inspector) member(to *[]Item, imported bool, iface string, get nth) {
 	}
 	defer C.wasmtime_component_item_delete(&item)
 	switch item.kind {
-	case C.TW_ITEM_FUNC:
+	case C.WASMTIME_COMPONENT_ITEM_COMPONENT_FUNC:
 		*to = append(*to, in.function(iface, nameOf(name, length), unionPointer[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
-	case C.TW_ITEM_RESOURCE:
+	case C.WASMTIME_COMPONENT_ITEM_RESOURCE:
 		in.resource(iface, nameOf(name, length), imported, unionPointer[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&item.of)))
 	}
 }
@@ -157,10 +157,10 @@ func (in *inspector) function(iface, name string, t *C.wasmtime_component_func_t
 }
 
 var scalarKinds = map[C.uint8_t]wit.Kind{
-	C.TW_TYPE_BOOL: wit.Bool, C.TW_TYPE_S8: wit.S8, C.TW_TYPE_U8: wit.U8, C.TW_TYPE_S16: wit.S16,
-	C.TW_TYPE_U16: wit.U16, C.TW_TYPE_S32: wit.S32, C.TW_TYPE_U32: wit.U32, C.TW_TYPE_S64: wit.S64,
-	C.TW_TYPE_U64: wit.U64, C.TW_TYPE_F32: wit.F32, C.TW_TYPE_F64: wit.F64, C.TW_TYPE_CHAR: wit.Char,
-	C.TW_TYPE_STRING: wit.String,
+	C.WASMTIME_COMPONENT_VALTYPE_BOOL: wit.Bool, C.WASMTIME_COMPONENT_VALTYPE_S8: wit.S8, C.WASMTIME_COMPONENT_VALTYPE_U8: wit.U8, C.WASMTIME_COMPONENT_VALTYPE_S16: wit.S16,
+	C.WASMTIME_COMPONENT_VALTYPE_U16: wit.U16, C.WASMTIME_COMPONENT_VALTYPE_S32: wit.S32, C.WASMTIME_COMPONENT_VALTYPE_U32: wit.U32, C.WASMTIME_COMPONENT_VALTYPE_S64: wit.S64,
+	C.WASMTIME_COMPONENT_VALTYPE_U64: wit.U64, C.WASMTIME_COMPONENT_VALTYPE_F32: wit.F32, C.WASMTIME_COMPONENT_VALTYPE_F64: wit.F64, C.WASMTIME_COMPONENT_VALTYPE_CHAR: wit.Char,
+	C.WASMTIME_COMPONENT_VALTYPE_STRING: wit.String,
 }
 
 // valtype converts a wasmtime type, and frees the wasmtime type. Errors mention the given function.
@@ -171,15 +171,15 @@ func (in *inspector) valtype(t *C.wasmtime_component_valtype_t, where Item) *wit
 	}
 	var sub C.wasmtime_component_valtype_t
 	switch t.kind {
-	case C.TW_TYPE_LIST:
+	case C.WASMTIME_COMPONENT_VALTYPE_LIST:
 		C.wasmtime_component_list_type_element(unionPointer[*C.wasmtime_component_list_type_t](unsafe.Pointer(&t.of)), &sub)
 		return &wit.Type{Kind: wit.List, Elem: in.valtype(&sub, where)}
-	case C.TW_TYPE_OPTION:
+	case C.WASMTIME_COMPONENT_VALTYPE_OPTION:
 		C.wasmtime_component_option_type_ty(unionPointer[*C.wasmtime_component_option_type_t](unsafe.Pointer(&t.of)), &sub)
 		return &wit.Type{Kind: wit.Option, Elem: in.valtype(&sub, where)}
-	case C.TW_TYPE_OWN:
+	case C.WASMTIME_COMPONENT_VALTYPE_OWN:
 		return &wit.Type{Kind: wit.Own, Name: in.find(unionPointer[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
-	case C.TW_TYPE_BORROW:
+	case C.WASMTIME_COMPONENT_VALTYPE_BORROW:
 		return &wit.Type{Kind: wit.Borrow, Name: in.find(unionPointer[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
 	}
 	return in.compound(t, where)
@@ -190,21 +190,21 @@ func (in *inspector) compound(t *C.wasmtime_component_valtype_t, where Item) *wi
 	var name *C.char
 	var length C.size_t
 	switch t.kind {
-	case C.TW_TYPE_RECORD:
+	case C.WASMTIME_COMPONENT_VALTYPE_RECORD:
 		r, out := unionPointer[*C.wasmtime_component_record_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Record}
 		for n := range C.wasmtime_component_record_type_field_count(r) {
 			C.wasmtime_component_record_type_field_nth(r, n, &name, &length, &sub)
 			out.Fields = append(out.Fields, wit.Field{Name: nameOf(name, length), Type: in.valtype(&sub, where)})
 		}
 		return out
-	case C.TW_TYPE_TUPLE:
+	case C.WASMTIME_COMPONENT_VALTYPE_TUPLE:
 		r, out := unionPointer[*C.wasmtime_component_tuple_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Tuple}
 		for n := range C.wasmtime_component_tuple_type_types_count(r) {
 			C.wasmtime_component_tuple_type_types_nth(r, n, &sub)
 			out.Fields = append(out.Fields, wit.Field{Type: in.valtype(&sub, where)})
 		}
 		return out
-	case C.TW_TYPE_RESULT:
+	case C.WASMTIME_COMPONENT_VALTYPE_RESULT:
 		r, out := unionPointer[*C.wasmtime_component_result_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Result}
 		if C.wasmtime_component_result_type_ok(r, &sub) {
 			out.Ok = in.valtype(&sub, where)
@@ -224,7 +224,7 @@ func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *wit.T
 	var length C.size_t
 	out := &wit.Type{}
 	switch t.kind {
-	case C.TW_TYPE_VARIANT:
+	case C.WASMTIME_COMPONENT_VALTYPE_VARIANT:
 		out.Kind = wit.Variant
 		v := unionPointer[*C.wasmtime_component_variant_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_variant_type_case_count(v) {
@@ -236,14 +236,14 @@ func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *wit.T
 			}
 			out.Cases = append(out.Cases, c)
 		}
-	case C.TW_TYPE_ENUM:
+	case C.WASMTIME_COMPONENT_VALTYPE_ENUM:
 		out.Kind = wit.Enum
 		v := unionPointer[*C.wasmtime_component_enum_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_enum_type_names_count(v) {
 			C.wasmtime_component_enum_type_names_nth(v, n, &name, &length)
 			out.Cases = append(out.Cases, wit.Case{Name: nameOf(name, length)})
 		}
-	case C.TW_TYPE_FLAGS:
+	case C.WASMTIME_COMPONENT_VALTYPE_FLAGS:
 		out.Kind = wit.Flags
 		v := unionPointer[*C.wasmtime_component_flags_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_flags_type_names_count(v) {

@@ -19,13 +19,12 @@ static const char *next(const char **s) {
   return at;
 }
 
-enum { READ = 1, WRITE = 2, MAX_INSTANCES = 64, MAX_TABLES = 64 };
+enum { MAX_INSTANCES = 64, MAX_TABLES = 64 };
 
 static bool preopens(tw_inst *i, wasi_config_t *w, const tw_opts *o, const char *s) {
   for (uint32_t k = 0; k < o->npreopens; k++) {
     const char *host = next(&s), *guest = next(&s);
-    size_t perms = o->read_only >> k & 1 ? READ : READ | WRITE;
-    if (!wasi_config_preopen_dir(w, host, guest, perms, perms)) {
+    if (!wasi_config_preopen_dir(w, host, guest, !(o->read_only >> k & 1))) {
       tw_fail(i, TW_FAILED, "cannot open directory %s, %s for the guest", host, guest);
       return false;
     }
@@ -108,11 +107,11 @@ static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *fr
     err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->mod, &trap);
     if (tw_took(i, err, trap)) return;
   }
-  if ((i->has_memory = export(i, 0, "memory", TW_EXTERN_MEMORY, &e))) i->memory = e.of.memory;
-  if ((i->cabi_realloc.found = export(i, 0, "cabi_realloc", TW_EXTERN_FUNC, &e))) i->cabi_realloc.func = e.of.func;
+  if ((i->has_memory = export(i, 0, "memory", WASMTIME_EXTERN_MEMORY, &e))) i->memory = e.of.memory;
+  if ((i->cabi_realloc.found = export(i, 0, "cabi_realloc", WASMTIME_EXTERN_FUNC, &e))) i->cabi_realloc.func = e.of.func;
   i->ready = true;
   tw_memory(i);
-  if (from || !export(i, 0, "_initialize", TW_EXTERN_FUNC, &e)) return;
+  if (from || !export(i, 0, "_initialize", WASMTIME_EXTERN_FUNC, &e)) return;
   wasmtime_val_raw_t none;
   err = wasmtime_func_call_unchecked(i->cx, &e.of.func, &none, 0, &trap);
   tw_took(i, err, trap);
@@ -215,8 +214,8 @@ static void afterwards(tw_inst *i) {
 
 static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {
   wasmtime_extern_t fn, post;
-  if (!export(i, f->instance, f->name, TW_EXTERN_FUNC, &fn) ||
-      (f->post && !export(i, f->post_instance, f->post, TW_EXTERN_FUNC, &post))) {
+  if (!export(i, f->instance, f->name, WASMTIME_EXTERN_FUNC, &fn) ||
+      (f->post && !export(i, f->post_instance, f->post, WASMTIME_EXTERN_FUNC, &post))) {
     tw_fail(i, TW_FAILED, "%s is not exported", f->name);
     return;
   }
@@ -236,10 +235,7 @@ static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
     i->may_leave = true;
     if (tw_took(i, err, trap)) afterwards(i);
   }
-  if (i->borrows) {
-    tw_fail(i, TW_ABI, "the guest keeps a borrowed handle");
-    afterwards(i);
-  }
+  if (i->borrows && !i->spent) tw_fail(i, TW_ABI, "the guest keeps a borrowed handle");
 }
 
 static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {
@@ -268,9 +264,6 @@ static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
     tw_from_val(i, p, p->result, &result, out);
     wasmtime_component_val_delete(&result);
   }
-  wasmtime_error_t *e = wasmtime_component_func_post_return(&fn, i->cx);
-  if (i->why && e) wasmtime_error_delete(e);
-  else if (tw_took(i, e, NULL)) afterwards(i);
 }
 
 int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap) {
@@ -294,7 +287,7 @@ static void run_core(tw_inst *i, const tw_func *run) {
   wasmtime_val_raw_t result;
   wasm_trap_t *trap = NULL;
   const char *name = run ? run->name : "_start";
-  if (!export(i, run ? run->instance : 0, name, TW_EXTERN_FUNC, &start)) {
+  if (!export(i, run ? run->instance : 0, name, WASMTIME_EXTERN_FUNC, &start)) {
     tw_fail(i, TW_FAILED, "%s is not exported", name);
     return;
   }

@@ -338,7 +338,7 @@ static wasm_trap_t *enter(void *f, wasmtime_caller_t *caller, wasmtime_val_raw_t
   c.memory = c.i->memory;
   if (!c.i->has_memory) { // the guest is still being instantiated
     wasmtime_extern_t e;
-    if (!wasmtime_caller_export_get(caller, "memory", 6, &e) || e.kind != TW_EXTERN_MEMORY) return wasmtime_trap_new("no memory", 9);
+    if (!wasmtime_caller_export_get(caller, "memory", 6, &e) || e.kind != WASMTIME_EXTERN_MEMORY) return wasmtime_trap_new("no memory", 9);
     c.memory = e.of.memory;
   }
   c.mem = wasmtime_memory_data(cx, &c.memory), c.size = wasmtime_memory_data_size(cx, &c.memory);
@@ -352,12 +352,12 @@ static wasm_trap_t *enter(void *f, wasmtime_caller_t *caller, wasmtime_val_raw_t
 
 char *tw_define_preview1(wasmtime_linker_t *l) {
   static const char module[] = "wasi_snapshot_preview1";
-  const uint8_t result = TW_WASM_I32;
+  const uint8_t result = WASM_I32;
   for (size_t k = 0; k < sizeof functions / sizeof *functions; k++) {
     const struct function *f = &functions[k];
     uint8_t params[TW_MAX_FLAT];
     uint32_t n = 0;
-    for (; f->params[n]; n++) params[n] = f->params[n] == 'l' ? TW_WASM_I64 : TW_WASM_I32;
+    for (; f->params[n]; n++) params[n] = f->params[n] == 'l' ? WASM_I64 : WASM_I32;
     wasm_functype_t *t = tw_core_type(params, n, &result, f->run != proc_exit);
     wasmtime_error_t *e = wasmtime_linker_define_func_unchecked(l, module, sizeof module - 1, f->name, strlen(f->name), t,
                                                                 enter, (void *)f, NULL);

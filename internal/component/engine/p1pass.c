@@ -16,7 +16,7 @@ static size_t imports(tw_inst *i, wasmtime_memory_t memory, wasmtime_extern_t *a
   const char *name, *params;
   uint32_t fds;
   size_t n = 0;
-  all[n++] = (wasmtime_extern_t){.kind = TW_EXTERN_MEMORY, .of.memory = memory};
+  all[n++] = (wasmtime_extern_t){.kind = WASMTIME_EXTERN_MEMORY, .of.memory = memory};
   for (uint32_t k = 0; (name = tw_preview1(k, &params, &fds)); k++)
     if (fds && !wasmtime_linker_get(i->passing.linker, i->cx, preview1, sizeof preview1 - 1, name, strlen(name), &all[n++])) return 0;
   return n;

@@ -39,7 +39,7 @@ void tw_instantiate_plan(tw_inst *i, const tw_plan *p) {
     if (!p->memory || p->memory->instance != n) continue;
     wasmtime_extern_t e;
     if (!find(i, p, p->memory, &e)) return;
-    if (e.kind != TW_EXTERN_MEMORY) {
+    if (e.kind != WASMTIME_EXTERN_MEMORY) {
       tw_fail(i, TW_FAILED, "%s is not a memory", p->memory->name);
       return;
     }
@@ -52,7 +52,7 @@ const wasmtime_func_t *tw_allocator_of(tw_inst *i) {
   if (i->allocator == TW_NONE) return NULL;
   tw_allocator *a = &i->allocators[i->allocator];
   wasmtime_extern_t e;
-  if (!a->found && i->plan && find(i, i->plan, &i->plan->allocators[i->allocator], &e) && e.kind == TW_EXTERN_FUNC)
+  if (!a->found && i->plan && find(i, i->plan, &i->plan->allocators[i->allocator], &e) && e.kind == WASMTIME_EXTERN_FUNC)
     a->func = e.of.func, a->found = true;
   return a->found ? &a->func : NULL;
 }

@@ -221,7 +221,7 @@ func defineTrap(linker *C.wasmtime_linker_t, name *C.char, m *C.wasmtime_module_
 	C.wasmtime_module_imports(m, &v)
 	defer C.wasm_importtype_vec_delete(&v)
 	imports := unsafe.Slice(v.data, int(v.size))
-	if k >= len(imports) || C.wasm_externtype_kind(C.wasm_importtype_type(imports[k])) != C.TW_EXTERN_FUNC {
+	if k >= len(imports) || C.wasm_externtype_kind(C.wasm_importtype_type(imports[k])) != C.WASMTIME_EXTERN_FUNC {
 		return invalid("import %d of a core module is not a function", k)
 	}
 	text := takeString(C.tw_define_trap(linker, name, C.wasm_externtype_as_functype_const(C.wasm_importtype_type(imports[k]))))

@@ -15,21 +15,10 @@ static bool numbered(tw_inst *i, const char *prefix, uint32_t n, uint8_t kind, w
 // look calculates a checksum of the tables: their sizes, and the functions in them. It returns false for a table that
 // holds anything else.
 static bool look(tw_inst *i, uint32_t ntables, uint64_t *sum) {
-  const uint64_t prime = 1099511628211u; // of FNV-1a
-  *sum = 14695981039346656037u;
+  *sum = 14695981039346656037u; // of FNV-1a
   for (uint32_t k = 0; k < ntables; k++) {
     wasmtime_extern_t e;
-    if (!numbered(i, table_export, k, TW_EXTERN_TABLE, &e)) return false;
-    uint64_t n = wasmtime_table_size(i->cx, &e.of.table);
-    *sum = (*sum ^ n) * prime;
-    for (uint64_t at = 0; at < n; at++) {
-      wasmtime_val_t v;
-      if (!wasmtime_table_get(i->cx, &e.of.table, at, &v)) return false;
-      bool function = v.kind == TW_VALUE_FUNCREF;
-      if (function && v.of.funcref.store_id) *sum ^= (uintptr_t)v.of.funcref.inner;
-      *sum *= prime;
-      if (!function) return wasmtime_val_unroot(&v), false;
-    }
+    if (!numbered(i, table_export, k, WASMTIME_EXTERN_TABLE, &e) || !tripod_table_sum(i->cx, &e.of.table, sum)) return false;
   }
   return true;
 }
@@ -38,7 +27,7 @@ static bool look(tw_inst *i, uint32_t ntables, uint64_t *sum) {
 static bool begin_from(tw_inst *i, const tw_snapshot *s) {
   for (uint32_t k = 0; k < s->nglobals; k++) {
     wasmtime_extern_t e;
-    if (!numbered(i, global_export, k, TW_EXTERN_GLOBAL, &e)) return tw_fail(i, TW_FAILED, "no global %u", k), false;
+    if (!numbered(i, global_export, k, WASMTIME_EXTERN_GLOBAL, &e)) return tw_fail(i, TW_FAILED, "no global %u", k), false;
     if (tw_took(i, wasmtime_global_set(i->cx, &e.of.global, &s->globals[k]), NULL)) return false;
   }
   return true;
@@ -64,7 +53,7 @@ const char *tw_capture(tw_inst *i, const tw_detached *d, wasmtime_val_t *globals
   }
   for (uint32_t k = 0; k < d->nglobals; k++) {
     wasmtime_extern_t e;
-    if (!numbered(i, global_export, k, TW_EXTERN_GLOBAL, &e)) return "it lacks a global";
+    if (!numbered(i, global_export, k, WASMTIME_EXTERN_GLOBAL, &e)) return "it lacks a global";
     wasmtime_global_get(i->cx, &e.of.global, &globals[k]);
   }
   return NULL;

@@ -13,7 +13,17 @@
 //	memory.c    the linear memories of these guests
 #ifndef TW_H
 #define TW_H
-#include "capi.h"
+#if !__has_include(<wasmtime.h>) // the compiler's message says what to do, and it is the only one
+#include "the engine is not built: run `make engine`"
+#endif
+#include <wasi.h>
+#include <wasm.h>
+#include <wasmtime.h>
+#include <wasmtime/component.h>
+
+// What wasmtime/lib.rs adds to wasmtime's C API.
+void tripod_config_proposals(wasm_config_t *);
+bool tripod_table_sum(wasmtime_context_t *, const wasmtime_table_t *, uint64_t *sum);
 
 // The outcome of a call. Go uses the same numbers through cgo.
 enum {
@@ -287,7 +297,7 @@ wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *, const wasmtime_co
                                wasmtime_component_val_t *, size_t, wasmtime_component_val_t *, size_t);
 wasmtime_error_t *tw_comp_drop(void *fn, wasmtime_context_t *, uint32_t rep);
 
-wasm_functype_t *tw_core_type(const uint8_t *params, uint32_t, const uint8_t *results, uint32_t); // TW_WASM_*
+wasm_functype_t *tw_core_type(const uint8_t *params, uint32_t, const uint8_t *results, uint32_t); // WASM_*
 char *tw_define_core(wasmtime_linker_t *, const char *module, const char *name, const tw_hostfn *);
 char *tw_define_trap(wasmtime_linker_t *, const char *name, const wasm_functype_t *); // a function that traps
 char *tw_define_comp(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);

@@ -1,0 +1,77 @@
+#!/bin/bash
+# engine.sh         make build/engine, which has wasmtime as a static library (lib) and its C headers (include)
+# engine.sh check   fail with what to install, unless Rust is recent enough
+# engine.sh update  take the newest version of wasmtime's line, in the crate and in the changelog
+# engine.sh crates  print what is linked into the library: name, version, license and directory of each crate, with tabs
+#
+# The crate internal/component/engine/wasmtime says which version and features. It is built once, into
+# ${XDG_CACHE_HOME:-~/.cache}/tripod/engine/HASH, where other checkouts find it; build/engine is a link to that directory. An
+# interrupted build goes on where it was.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+crate=internal/component/engine/wasmtime
+PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+
+say()  { printf 'engine: %s\n' "$*"; }
+fail() { say "$*" >&2; exit 1; }
+
+version() { sed -n '/^name = "wasmtime"$/{n;s/^version = "\(.*\)"$/\1/p}' "$crate/Cargo.lock"; }
+
+want=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' "$crate/Cargo.toml")
+rust=$(rustc -vV 2>/dev/null && cargo -V) || fail "Rust $want or later is needed, and rustc and cargo are not in PATH; see https://rustup.rs (Debian 12 has an older one)"
+has=$(sed -n 's/^release: //p' <<<"$rust")
+sort -CV <<<"$want"$'\n'"$has" || fail "Rust $want or later is needed, and $(command -v rustc) is $has; see https://rustup.rs"
+
+case ${1-} in
+  '') ;;
+  check) exit ;;
+  crates)
+    cargo metadata --manifest-path "$crate/Cargo.toml" --locked --format-version 1 |
+      jq -r '.packages[] | [.name, .version, .license // "", (.manifest_path | rtrimstr("/Cargo.toml"))] | @tsv' |
+      awk -F '\t' 'NR == FNR {linked[$1]; next} $1 " v" $2 in linked' \
+        <(cargo tree --manifest-path "$crate/Cargo.toml" --locked --edges normal --prefix none --format '{p}' | cut -d' ' -f1,2 | sort -u) - |
+      grep -v '^tripod-engine' | sort
+    exit
+    ;;
+  update)
+    was=$(version)
+    cargo update --manifest-path "$crate/Cargo.toml" wasmtime-c-api-impl
+    [ "$(version)" != "$was" ] || { say "wasmtime $was is the newest of its line"; exit; }
+    sed -i "s/wasmtime ${was//./\\.}/wasmtime $(version)/" CHANGELOG.md
+    say "wasmtime $(version) instead of $was: the crate and CHANGELOG.md are changed"
+    exit
+    ;;
+  *) fail "unknown argument $1" ;;
+esac
+
+# Paths of sources do not depend on the home directory, so that a release's bytes do not.
+export RUSTFLAGS=--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/tripod/engine
+hash=$({ cat "$crate/Cargo.toml" "$crate/Cargo.lock" "$crate/lib.rs"; echo "$RUSTFLAGS $rust"; } | sha256sum | cut -c1-16)
+mkdir -p "$cache" build
+exec 9>"$cache/lock"
+flock -n 9 || { say 'waiting for the build of another checkout'; flock 9; }
+if [ ! -e "$cache/$hash" ]; then
+  say "building wasmtime $(version), once: about 5 minutes on two cores"
+  export CARGO_TARGET_DIR=$cache/target
+  build=(cargo build --manifest-path "$crate/Cargo.toml" --release --locked)
+  if [ -t 2 ]; then
+    "${build[@]}" # which shows its progress
+  else
+    "${build[@]}" >"$cache/log" 2>&1 &
+    next=20
+    while sleep 1 && kill -0 $! 2>/dev/null; do
+      ((SECONDS < next)) || { say "$(grep -c Compiling "$cache/log") of about 180 crates, $SECONDS s" && next=$((SECONDS + 20)); }
+    done
+    wait $! || { tail -n 40 "$cache/log" >&2; fail "cargo failed; $cache/log has everything"; }
+  fi
+  new=$(mktemp -d "$cache/new.XXXXXX")
+  trap 'rm -rf "$new"' EXIT
+  mkdir "$new/lib"
+  cp "$CARGO_TARGET_DIR/release/libwasmtime.a" "$new/lib"
+  cp -r "$CARGO_TARGET_DIR"/release/build/wasmtime-c-api-impl-*/out/include "$new"
+  chmod 755 "$new"
+  mv "$new" "$cache/$hash"
+  rm -rf "$CARGO_TARGET_DIR"
+fi
+ln -sfn "$cache/$hash" build/engine
