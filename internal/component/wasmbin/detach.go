@@ -35,6 +35,8 @@ type Data struct {
 	Bytes  []byte
 }
 
+func (d Data) end() uint64 { return uint64(d.Offset) + uint64(len(d.Bytes)) }
+
 // Detach separates a core module from its memory. If that is impossible, it returns nil and the reason. A module that
 // cannot be read is an error.
 func Detach(module []byte) (d *Detached, reason string, err error) {
@@ -79,7 +81,7 @@ func tooSparse(data []Data) string {
 	var pages, first, last, size uint64
 	sorted := slices.SortedFunc(slices.Values(data), func(a, b Data) int { return cmp.Compare(a.Offset, b.Offset) })
 	for _, d := range sorted {
-		from, to := uint64(d.Offset)/pageBytes, (uint64(d.Offset)+uint64(len(d.Bytes))+pageBytes-1)/pageBytes
+		from, to := uint64(d.Offset)/pageBytes, (d.end()+pageBytes-1)/pageBytes
 		if pages == 0 {
 			first, last = from, from
 		}
@@ -99,6 +101,11 @@ func tooSparse(data []Data) string {
 func memoryModule(min, max uint64, data []Data) []byte {
 	out := appendSection([]byte(ModuleHeader), moduleMemories, append([]byte{1}, memoryType(min, max)...))
 	out = appendSection(out, moduleExports, append(appendName([]byte{1}, MemoryExport), byte(Memory), 0))
+	return appendData(out, data)
+}
+
+// appendData appends a data section with active segments of memory 0.
+func appendData(out []byte, data []Data) []byte {
 	heads, count := make([][]byte, len(data)), binary.AppendUvarint(nil, uint64(len(data)))
 	size := len(count)
 	for k, d := range data {

@@ -11,6 +11,9 @@ type Module struct {
 	// Memories and Tables are the memories and tables that the module defines, without the imported memories and
 	// tables.
 	Memories, Tables []Limits
+	// Functions, Globals and Elements are the numbers of functions, globals and element segments that the module defines,
+	// Segments that of data segments to which its code can refer.
+	Functions, Globals, Elements, Segments uint32
 }
 
 // HasExport reports whether the module has an export of that name and kind.
@@ -55,6 +58,14 @@ func parseModule(b []byte) (Module, error) {
 			c.each(func() { m.table(c) })
 		case moduleMemories:
 			c.each(func() { m.Memories = append(m.Memories, c.limits()) })
+		case moduleFunctions:
+			m.Functions = c.u32()
+		case moduleGlobals:
+			m.Globals = c.u32()
+		case moduleElements:
+			m.Elements = c.u32()
+		case moduleCount:
+			m.Segments = c.u32()
 		case moduleExports:
 			c.each(func() {
 				name, kind := c.moduleExport()

@@ -31,14 +31,16 @@ func (o *Outline) HasExport(name string) bool { return slices.Contains(o.Exports
 const (
 	sectionCustom = 0
 
-	moduleImports  = 2
-	moduleTables   = 4
-	moduleMemories = 5
-	moduleGlobals  = 6
-	moduleExports  = 7
-	moduleStart    = 8
-	moduleData     = 11
-	moduleCount    = 12 // of the data segments
+	moduleImports   = 2
+	moduleFunctions = 3
+	moduleTables    = 4
+	moduleMemories  = 5
+	moduleGlobals   = 6
+	moduleExports   = 7
+	moduleStart     = 8
+	moduleElements  = 9
+	moduleData      = 11
+	moduleCount     = 12 // of the data segments
 
 	componentImports = 10
 	componentExports = 11
