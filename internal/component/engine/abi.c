@@ -11,12 +11,12 @@ static bool broken(tw_inst *i, const char *what) {
 }
 
 // Linear memory can move when it grows, so do not keep this pointer across calls into the guest.
-static uint8_t *mem(tw_inst *i, uint32_t addr) { return wasmtime_memory_data(i->cx, &i->memory) + addr; }
+static uint8_t *mem(tw_inst *i, uint32_t addr) { return wasmtime_memory_data(i->cx, &i->guest.memory) + addr; }
 
 bool tw_range(tw_inst *i, uint32_t addr, uint64_t size, uint32_t align) {
-  if (!i->has_memory) return broken(i, "the guest exports no memory");
+  if (!i->guest.has_memory) return broken(i, "the guest exports no memory");
   if (addr % align) return broken(i, "a pointer of the guest is not aligned");
-  if (addr + size > wasmtime_memory_data_size(i->cx, &i->memory)) return broken(i, "a pointer of the guest is out of bounds");
+  if (addr + size > wasmtime_memory_data_size(i->cx, &i->guest.memory)) return broken(i, "a pointer of the guest is out of bounds");
   return true;
 }
 
@@ -27,9 +27,9 @@ bool tw_alloc(tw_inst *i, uint32_t size, uint32_t align, uint32_t *addr) {
   memset(v, 0, sizeof v);
   v[2].i32 = (int32_t)align, v[3].i32 = (int32_t)size;
   wasm_trap_t *trap = NULL;
-  i->may_leave = false;
+  i->inside = true;
   wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, realloc, v, 4, &trap);
-  i->may_leave = true;
+  i->inside = false;
   if (tw_took(i, err, trap)) {
     // A trap is the only way in which an allocator can report that there is no more memory.
     if (i->why == TW_TRAP && size > 0) i->why = TW_MEMORY;
@@ -42,52 +42,52 @@ bool tw_alloc(tw_inst *i, uint32_t size, uint32_t align, uint32_t *addr) {
 // ---- handles ----
 
 bool tw_resource_new(tw_inst *i) {
-  if (i->live >= i->max_handles || !tw_take(i->account, TW_RESOURCES, 1)) {
-    tw_fail(i, TW_HANDLES, "%u resources", i->live);
+  if (i->handles.live >= i->handles.max || !tw_take(i->account, TW_RESOURCES, 1)) {
+    tw_fail(i, TW_HANDLES, "%u resources", i->handles.live);
     return false;
   }
-  return ++i->live;
+  return ++i->handles.live;
 }
 
 void tw_resource_gone(tw_inst *i) {
-  if (!i->live) return;
-  i->live--;
+  if (!i->handles.live) return;
+  i->handles.live--;
   tw_give(i->account, TW_RESOURCES, 1);
 }
 
 bool tw_handle_new(tw_inst *i, uint32_t type, uint32_t rep, bool own, uint32_t *handle) {
-  if (!i->free_handle) {
-    if (i->nhandles == i->cap_handles) {
-      uint32_t cap = i->cap_handles ? i->cap_handles * 2 : 16;
-      tw_handle *more = tw_get(i->handles, cap * sizeof *more);
+  if (!i->handles.free) {
+    if (i->handles.n == i->handles.cap) {
+      uint32_t cap = i->handles.cap ? i->handles.cap * 2 : 16;
+      tw_handle *more = tw_get(i->handles.list, cap * sizeof *more);
       if (!more) return tw_starve(i, "a handle");
-      i->handles = more, i->cap_handles = cap;
-      if (!i->nhandles) i->nhandles = 1; // 0 is not a valid handle
+      i->handles.list = more, i->handles.cap = cap;
+      if (!i->handles.n) i->handles.n = 1; // 0 is not a valid handle
     }
-    i->free_handle = i->nhandles++;
-    i->handles[i->free_handle] = (tw_handle){.rep = 0, .type = TW_NONE};
+    i->handles.free = i->handles.n++;
+    i->handles.list[i->handles.free] = (tw_handle){.rep = 0, .type = TW_NONE};
   }
   if (!tw_resource_new(i)) return false;
-  *handle = i->free_handle;
-  tw_handle *h = &i->handles[*handle];
-  i->free_handle = h->rep;
+  *handle = i->handles.free;
+  tw_handle *h = &i->handles.list[*handle];
+  i->handles.free = h->rep;
   *h = (tw_handle){.rep = rep, .type = type, .own = own};
-  if (!own) i->borrows++;
+  if (!own) i->handles.borrows++;
   return true;
 }
 
 bool tw_handle_get(tw_inst *i, uint32_t handle, uint32_t type, tw_handle **h) {
-  if (!handle || handle >= i->nhandles || i->handles[handle].type == TW_NONE) return broken(i, "an unknown handle");
-  if (i->handles[handle].type != type) return broken(i, "a handle of another type of resource");
-  *h = &i->handles[handle];
+  if (!handle || handle >= i->handles.n || i->handles.list[handle].type == TW_NONE) return broken(i, "an unknown handle");
+  if (i->handles.list[handle].type != type) return broken(i, "a handle of another type of resource");
+  *h = &i->handles.list[handle];
   return true;
 }
 
 void tw_handle_drop(tw_inst *i, uint32_t handle) {
-  tw_handle *h = &i->handles[handle];
-  if (!h->own) i->borrows--;
-  *h = (tw_handle){.rep = i->free_handle, .type = TW_NONE};
-  i->free_handle = handle;
+  tw_handle *h = &i->handles.list[handle];
+  if (!h->own) i->handles.borrows--;
+  *h = (tw_handle){.rep = i->handles.free, .type = TW_NONE};
+  i->handles.free = handle;
   tw_resource_gone(i);
 }
 

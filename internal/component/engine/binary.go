@@ -23,12 +23,33 @@ func checkDeclared(m wasmbin.Module, cfg Config) error {
 			return invalid("%s declares %s of memory, limit %s", titleOf(m), inBytes(size), inBytes(cfg.MaxMemory))
 		}
 	}
+	if n := len(m.Tables); n > maxTables {
+		return invalid("%s has %d tables, limit %d", titleOf(m), n, maxTables)
+	}
 	for _, l := range m.Tables {
 		if l.Min > uint64(cfg.MaxTableElements) {
 			return invalid("%s declares a table of %d elements, limit %d", titleOf(m), l.Min, cfg.MaxTableElements)
 		}
 	}
+	if size := instanceSize(m); size > maxInstanceSize {
+		return invalid("%s needs %s in each instance, beside its memory, limit %s", titleOf(m), inBytes(size), inBytes(maxInstanceSize))
+	}
 	return nil
+}
+
+const (
+	maxTables = 8 // of a core module
+	// maxInstanceSize bounds instanceSize. A Go program of 100 MB has 200 000 functions.
+	maxInstanceSize = 8 << 20
+	// freeInstanceSize is the part of instanceSize that is not charged to a pod, because ordinary guests need less.
+	freeInstanceSize = 64 << 10
+)
+
+// instanceSize estimates the host's memory for an instance of a module, in bytes, beside its memory and its tables: wasmtime
+// keeps 32 bytes for each function that the module refers to, 16 for each global, 12 for each data segment, about 32 for each
+// segment of elements, and a few objects for each import.
+func instanceSize(m wasmbin.Module) uint64 {
+	return 32*uint64(m.Functions) + 16*uint64(m.Globals) + 12*uint64(m.Segments) + 32*uint64(m.Elements) + 128*uint64(len(m.Imports))
 }
 
 func titleOf(m wasmbin.Module) string {

@@ -68,12 +68,12 @@ func nameOf(p *C.char, n C.size_t) string { return C.GoStringN(p, C.int(n)) }
 func yieldByIdle(on bool) { C.tw_stand_back(C.bool(on)) }
 
 // ownMemory returns the guest's memory. It is valid until the memory grows or the instance is closed. For tests.
-func (i *Instance) ownMemory() []byte { return memoryBytes(i.c.cx, &i.c.memory) }
+func (i *Instance) ownMemory() []byte { return memoryBytes(i.c.cx, &i.c.guest.memory) }
 
 // growMemory grows the guest's memory by a number of pages. For tests.
 func (i *Instance) growMemory(pages uint64) error {
 	var was C.uint64_t
-	return failure(C.wasmtime_memory_grow(i.c.cx, &i.c.memory, C.uint64_t(pages), &was))
+	return failure(C.wasmtime_memory_grow(i.c.cx, &i.c.guest.memory, C.uint64_t(pages), &was))
 }
 
 // The bounds of what an image keeps: memories, and bytes in each. For tests.

@@ -21,7 +21,7 @@ import (
 )
 
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
-const codeVersion = 6
+const codeVersion = 7
 
 // Defaults of Config.
 const (
@@ -127,7 +127,8 @@ func (e *Engine) pool(c *C.wasm_config_t) {
 	C.wasmtime_pooling_allocation_config_total_tables_set(p, n*coreInstances)
 	C.wasmtime_pooling_allocation_config_max_memory_size_set(p, C.size_t(e.cfg.MaxMemory))
 	C.wasmtime_pooling_allocation_config_table_elements_set(p, C.size_t(e.cfg.MaxTableElements))
-	C.wasmtime_pooling_allocation_config_max_tables_per_module_set(p, coreInstances)
+	C.wasmtime_pooling_allocation_config_max_tables_per_module_set(p, maxTables)
+	C.wasmtime_pooling_allocation_config_max_core_instance_size_set(p, 2*maxInstanceSize) // ours is an estimate
 	// A released slot keeps this much memory resident for its next instance. wasmtime, not the kernel, clears that
 	// memory.
 	C.wasmtime_pooling_allocation_config_linear_memory_keep_resident_set(p, 128<<10)
@@ -152,6 +153,7 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 		}
 		img.MinMemory += minMemory(m)
 		img.Memories += len(m.Memories)
+		img.InstanceSize += instanceSize(m)
 	}
 	if bin.Component {
 		err = e.compileComponent(ctx, wasm, bin, opts, img)
@@ -268,7 +270,7 @@ func (e *Engine) addModule(ctx context.Context, code []byte, img *image) error {
 
 // compiled compiles a core module and returns the serialized code.
 func compiled(engine *C.wasm_engine_t, code []byte) ([]byte, error) {
-	m, err := newModule(engine, code)
+	m, err := newModule(engine, wasmbin.MergeData(code))
 	if err != nil {
 		return nil, err
 	}
@@ -373,7 +375,7 @@ func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin
 		return nil, invalid("%v", err)
 	}
 	defer C.wasmtime_component_delete(c)
-	img.inspection = inspection{Component: true, MinMemory: img.MinMemory, Memories: img.Memories}
+	img.inspection = inspection{Component: true, MinMemory: img.MinMemory, Memories: img.Memories, InstanceSize: img.InstanceSize}
 	if err := inspect(e.plain, c, &img.inspection); err != nil {
 		return nil, err
 	}

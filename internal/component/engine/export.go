@@ -27,7 +27,7 @@ func (c *HostCall) Host() any { return c.inst.opts.Host }
 
 // Renew gives the current Call or Run a fresh compute budget and a fresh quota of host calls. Use it when the host
 // function hands the guest new work, such as the next message of a stream.
-func (c *HostCall) Renew() { c.c.renew = true }
+func (c *HostCall) Renew() { c.c.call.renew = true }
 
 // twHost runs on the guest's thread, within a Call, Run or Instantiate of this instance.
 //

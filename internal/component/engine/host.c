@@ -5,9 +5,9 @@
 
 // may checks whether the guest may call the host now.
 static bool may(tw_inst *i) {
-  if (!i->ready) tw_fail(i, TW_ABI, "the guest called the host before it was initialized");
-  else if (!i->may_leave) tw_fail(i, TW_ABI, "the guest called the host from cabi_realloc or cabi_post");
-  else if (i->max_calls && ++i->calls > i->max_calls) tw_fail(i, TW_HOSTCALLS, "%llu calls", (unsigned long long)i->calls - 1);
+  if (i->phase == TW_MADE) tw_fail(i, TW_ABI, "the guest called the host before it was initialized");
+  else if (i->inside) tw_fail(i, TW_ABI, "the guest called the host from cabi_realloc or cabi_post");
+  else if (i->call.max_calls && ++i->call.calls > i->call.max_calls) tw_fail(i, TW_HOSTCALLS, "%llu calls", (unsigned long long)i->call.calls - 1);
   else return !tw_ended(i);
   return false;
 }
@@ -17,7 +17,7 @@ static bool call_go(tw_inst *i, const tw_hostfn *f, tw_buf *args) {
   const char *text;
   i->scratch.len = 0;
   tw_memory(i);
-  i->used |= TW_USED_HOST;
+  i->capture.used |= TW_USED_HOST;
   int64_t paused = tw_pause(i);
   int why = twHost(i->go_, f->index, args->data, args->len, i);
   tw_resume(i, paused);
@@ -87,7 +87,7 @@ wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *caller, wasmtime_val_raw_
   uint8_t small[512];
   tw_buf args = {small, 0, sizeof small, i->max_value, false, false, false};
   bool ok = may(i);
-  if (ok) i->allocator = f->allocator;
+  if (ok) i->guest.allocator = f->allocator;
   if (ok && f->drop) ok = drop(i, f, (uint32_t)v->i32);
   else if (ok) ok = lift_params(i, f->prog, v, &args) && call_go(i, f, &args) && lower_result(i, f->prog, v);
   free_call(i, &args);
@@ -102,7 +102,7 @@ wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *cx, const wasmtime_
   uint8_t small[512];
   tw_buf args = {small, 0, sizeof small, i->max_value, false, false, false};
   tw_arena *arena = NULL;
-  i->ready = true; // on this path wasmtime prevents calls at the wrong time
+  if (i->phase == TW_MADE) i->phase = TW_STARTS; // on this path wasmtime prevents calls at the wrong time
   bool ok = may(i);
   for (size_t k = 0; k < nin && ok; k++) ok = tw_from_val(i, f->prog, f->prog->params[k], &in[k], &args);
   ok = ok && call_go(i, f, &args);

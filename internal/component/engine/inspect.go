@@ -14,19 +14,20 @@ import (
 
 // inspection is the description of the guest in a code image.
 type inspection struct {
-	World     World
-	Component bool
-	Imports   []Item
-	Exports   []Item
-	Resources []resourceItem // only imported resources
-	MinMemory uint64         // total bytes of memory that the guest's core modules declare
-	Memories  int            // number of memories that the guest's core modules define
-	Plan      *wasmbin.Plan  // of the core path, without its Modules; nil if the first core module suffices
-	Start     bool           // the core path of a command calls _start
-	CoreOdd   string         // why there is no core path; "" if there is one
-	CoreWASI  bool           // the core module imports preview 1
-	CoreWaits bool           // the core module imports functions of preview 1 that can wait
-	Snapshot  snapshotInspection
+	World        World
+	Component    bool
+	Imports      []Item
+	Exports      []Item
+	Resources    []resourceItem // only imported resources
+	MinMemory    uint64         // total bytes of memory that the guest's core modules declare
+	InstanceSize uint64         // as instanceSize, of all core modules
+	Memories     int            // number of memories that the guest's core modules define
+	Plan         *wasmbin.Plan  // of the core path, without its Modules; nil if the first core module suffices
+	Start        bool           // the core path of a command calls _start
+	CoreOdd      string         // why there is no core path; "" if there is one
+	CoreWASI     bool           // the core module imports preview 1
+	CoreWaits    bool           // the core module imports functions of preview 1 that can wait
+	Snapshot     snapshotInspection
 }
 
 // resourceItem is a resource that the guest imports as Interface#Name. Of is the resource's name in the interface that

@@ -34,14 +34,14 @@ static bool preopens(tw_inst *i, wasi_config_t *w, const tw_opts *o, const char 
 
 // keep copies arguments and environment for preview 1. It returns what follows them in strings, or NULL.
 static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_t len) {
-  if (!(i->strings = tw_get(NULL, len))) return tw_starve(i, "arguments and environment"), NULL;
-  memcpy(i->strings, strings, len);
-  const char *s = i->strings;
+  if (!(i->p1.strings = tw_get(NULL, len))) return tw_starve(i, "arguments and environment"), NULL;
+  memcpy(i->p1.strings, strings, len);
+  const char *s = i->p1.strings;
   for (uint32_t k = 0; k < o->nargs; k++) next(&s);
-  i->env = (char *)s;
+  i->p1.env = (char *)s;
   for (uint32_t k = 0; k < o->nenv; k++) next(&s);
-  i->env_end = (char *)s;
-  i->nargs = o->nargs, i->nenv = o->nenv, i->stdin_fd = o->stdin_fd;
+  i->p1.env_end = (char *)s;
+  i->p1.nargs = o->nargs, i->p1.nenv = o->nenv, i->p1.stdin_fd = o->stdin_fd;
   return s;
 }
 
@@ -50,19 +50,19 @@ static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_
 static void descriptors(tw_inst *i, const tw_opts *o) {
   enum { FIRST = 3 }; // the first directory in wasmtime's WASI
   uint32_t number;
-  i->nfds = sizeof i->stdio / sizeof *i->stdio;
+  i->p1.nfds = sizeof i->p1.stdio / sizeof *i->p1.stdio;
   for (uint32_t k = 0; k < 3; k++) {
     bool channel = o->channels && o->stdio[k] >= 0;
-    i->fds[k] = (tw_fd){channel ? FD_CHANNEL : FD_STREAM, k ? TW_WRITE : TW_READ, 0, channel ? (uint32_t)o->stdio[k] : k};
+    i->p1.fds[k] = (tw_fd){channel ? FD_CHANNEL : FD_STREAM, k ? TW_WRITE : TW_READ, 0, channel ? (uint32_t)o->stdio[k] : k};
   }
-  i->preopened = i->files;
-  for (uint32_t k = 0; k < i->files; k++) tw_fd_new(i, (tw_fd){FD_PASSED, TW_READ | TW_WRITE, 0, FIRST + k}, &number);
+  i->p1.preopened = i->p1.files;
+  for (uint32_t k = 0; k < i->p1.files; k++) tw_fd_new(i, (tw_fd){FD_PASSED, TW_READ | TW_WRITE, 0, FIRST + k}, &number);
   if (o->channels) tw_fd_new(i, (tw_fd){FD_ROOM, 0, 0, 0}, &number);
 }
 
 // set_wasi configures wasmtime's WASI.
 static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
-  const char **args = tw_zeroed((o->nargs + 2 * (size_t)o->nenv + 1) * sizeof *args), *s = i->strings;
+  const char **args = tw_zeroed((o->nargs + 2 * (size_t)o->nenv + 1) * sizeof *args), *s = i->p1.strings;
   if (!args) {
     tw_starve(i, "arguments and environment");
     return;
@@ -94,7 +94,7 @@ static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
 }
 
 static bool export(tw_inst *i, uint32_t instance, const char *name, uint8_t kind, wasmtime_extern_t *e) {
-  return wasmtime_instance_export_get(i->cx, &i->mods[instance], name, strlen(name), e) && e->kind == kind;
+  return wasmtime_instance_export_get(i->cx, &i->guest.mods[instance], name, strlen(name), e) && e->kind == kind;
 }
 
 static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *from) {
@@ -102,14 +102,14 @@ static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *fr
   wasmtime_error_t *err;
   wasmtime_extern_t e;
   if (c->detached) {
-    if (!tw_instantiate_detached(i, c, from, i->capture)) return;
+    if (!tw_instantiate_detached(i, c, from, i->capture.on)) return;
   } else {
-    err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->mod, &trap);
+    err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->guest.mod, &trap);
     if (tw_took(i, err, trap)) return;
   }
-  if ((i->has_memory = export(i, 0, "memory", WASMTIME_EXTERN_MEMORY, &e))) i->memory = e.of.memory;
-  if ((i->cabi_realloc.found = export(i, 0, "cabi_realloc", WASMTIME_EXTERN_FUNC, &e))) i->cabi_realloc.func = e.of.func;
-  i->ready = true;
+  if ((i->guest.has_memory = export(i, 0, "memory", WASMTIME_EXTERN_MEMORY, &e))) i->guest.memory = e.of.memory;
+  if ((i->guest.cabi_realloc.found = export(i, 0, "cabi_realloc", WASMTIME_EXTERN_FUNC, &e))) i->guest.cabi_realloc.func = e.of.func;
+  i->phase = TW_STARTS;
   tw_memory(i);
   if (from || !export(i, 0, "_initialize", WASMTIME_EXTERN_FUNC, &e)) return;
   wasmtime_val_raw_t none;
@@ -121,9 +121,9 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
   tw_inst *i = tw_zeroed(sizeof *i);
   if (!i) return NULL;
   i->core = c->pre || c->plan, i->go_ = o->go_, i->account = o->account;
-  i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
+  i->call.budget = o->budget, i->call.max_calls = o->max_calls, i->handles.max = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
-  i->mods = &i->mod, i->allocators = &i->cabi_realloc;
+  i->guest.mods = &i->guest.mod, i->guest.allocators = &i->guest.cabi_realloc;
   i->store = wasmtime_store_new(c->engine, i, NULL);
   i->cx = wasmtime_store_context(i->store);
   // The limit is per memory, so a component's memories get equal shares. The limits of instances and tables protect the
@@ -131,8 +131,9 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
   int64_t memories = i->core || !o->memories ? 1 : (int64_t)o->memories;
   wasmtime_store_limiter(i->store, (int64_t)o->max_memory / memories, (int64_t)o->max_table, MAX_INSTANCES, MAX_TABLES, memories);
   wasmtime_store_epoch_deadline_callback(i->store, tw_tick, i, NULL);
-  if (!i->core) tw_charge(i, (int64_t)o->min_memory);
-  i->fds = i->stdio; // empty, and not allocated
+  i->own = o->own;
+  tw_charge(i, i->core ? 0 : (int64_t)o->min_memory);
+  i->p1.fds = i->p1.stdio; // empty, and not allocated
   const char *dirs = keep(i, o, strings, len);
   if (!dirs) return i;
   if (c->wasi && o->npreopens) {
@@ -140,20 +141,20 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
       tw_fail(i, TW_HANDLES, "%u directories, besides the files that other instances have open", o->npreopens);
       return i;
     }
-    i->files = o->npreopens;
+    i->p1.files = o->npreopens;
   }
   if (c->wasi && (!i->core || o->npreopens)) set_wasi(i, o, dirs);
   if (i->core) descriptors(i, o);
-  i->passing = o->passing, i->capture = o->capture;
+  i->p1.passing = o->passing, i->capture.on = o->capture;
   return i;
 }
 
 int tw_start(tw_inst *i, const tw_code *c, const tw_snapshot *from, uint64_t seq) {
-  i->seq = seq, i->serving = false;
+  i->call.seq = seq;
   tw_enter(i);
   if (c->plan) tw_instantiate_plan(i, c->plan);
   else if (i->core) instantiate_core(i, c, from);
-  else tw_took(i, wasmtime_component_linker_instantiate(c->linker, i->cx, c->component, &i->comp), NULL);
+  else tw_took(i, wasmtime_component_linker_instantiate(c->linker, i->cx, c->component, &i->guest.comp), NULL);
   tw_leave(i);
   return i->why;
 }
@@ -161,16 +162,16 @@ int tw_start(tw_inst *i, const tw_code *c, const tw_snapshot *from, uint64_t seq
 void tw_free(tw_inst *i) {
   if (i->account) __atomic_sub_fetch(&i->account->memory, i->mem, __ATOMIC_RELAXED);
   wasmtime_store_delete(i->store);
-  tw_give(i->account, TW_FILES, i->files); // already closed
-  tw_give(i->account, TW_RESOURCES, i->live);
+  tw_give(i->account, TW_FILES, i->p1.files); // already closed
+  tw_give(i->account, TW_RESOURCES, i->handles.live);
   tw_buf_free(&i->scratch);
   tw_buf_free(&i->out);
-  free(i->handles);
-  if (i->mods != &i->mod) free(i->mods);
-  if (i->allocators != &i->cabi_realloc) free(i->allocators);
-  if (i->fds != i->stdio) free(i->fds);
-  free(i->passed);
-  free(i->strings);
+  free(i->handles.list);
+  if (i->guest.mods != &i->guest.mod) free(i->guest.mods);
+  if (i->guest.allocators != &i->guest.cabi_realloc) free(i->guest.allocators);
+  if (i->p1.fds != i->p1.stdio) free(i->p1.fds);
+  free(i->p1.passed);
+  free(i->p1.strings);
   free(i->message);
   free(i);
 }
@@ -223,24 +224,24 @@ static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
   wasmtime_val_raw_t v[TW_MAX_FLAT + 1];
   memset(v, 0, sizeof v);
   tw_src s = {i, p, args};
-  i->allocator = f->allocator;
+  i->guest.allocator = f->allocator;
   if (!lower_params(&s, v)) return;
   wasm_trap_t *trap = NULL;
   size_t n = p->param_core == TW_NONE ? 1 : p->param_core;
   wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &fn.of.func, v, n > 1 ? n : 1, &trap);
   if (tw_took(i, err, trap) || !lift_result(i, p, v, out)) return;
   if (f->post) {
-    i->may_leave = false;
+    i->inside = true;
     err = wasmtime_func_call_unchecked(i->cx, &post.of.func, v, 1, &trap);
-    i->may_leave = true;
+    i->inside = false;
     if (tw_took(i, err, trap)) afterwards(i);
   }
-  if (i->borrows && !i->spent) tw_fail(i, TW_ABI, "the guest keeps a borrowed handle");
+  if (i->handles.borrows && !i->spent) tw_fail(i, TW_ABI, "the guest keeps a borrowed handle");
 }
 
 static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {
   wasmtime_component_func_t fn;
-  if (!wasmtime_component_instance_get_func(&i->comp, i->cx, f->index, &fn)) {
+  if (!wasmtime_component_instance_get_func(&i->guest.comp, i->cx, f->index, &fn)) {
     tw_fail(i, TW_FAILED, "%s is not exported", f->name);
     return;
   }
@@ -273,7 +274,7 @@ int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, siz
     tw_fail(i, TW_ARGS, "%s", why);
     return TW_ARGS;
   }
-  i->seq = seq, i->serving = true;
+  i->call.seq = seq, i->phase = TW_SERVES;
   tw_enter(i);
   if (i->core) call_core(i, f, args, &i->out);
   else call_comp(i, f, args, &i->out);
@@ -297,14 +298,14 @@ static void run_core(tw_inst *i, const tw_func *run) {
 }
 
 int tw_run(tw_inst *i, const tw_func *run, uint64_t seq) {
-  i->seq = seq, i->budget = 0, i->command = true;
+  i->call.seq = seq, i->call.budget = 0, i->phase = TW_COMMANDS;
   tw_enter(i);
   if (i->core) run_core(i, run);
   else {
     wasmtime_component_func_t fn;
     wasmtime_component_val_t result;
     memset(&result, 0, sizeof result);
-    if (!run || !wasmtime_component_instance_get_func(&i->comp, i->cx, run->index, &fn)) tw_fail(i, TW_FAILED, "run is not exported");
+    if (!run || !wasmtime_component_instance_get_func(&i->guest.comp, i->cx, run->index, &fn)) tw_fail(i, TW_FAILED, "run is not exported");
     else if (!tw_took(i, wasmtime_component_func_call(&fn, i->cx, NULL, 0, &result, 1), NULL)) {
       i->exit_code = !result.of.result.is_ok;
       wasmtime_component_val_delete(&result);

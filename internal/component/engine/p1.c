@@ -9,36 +9,11 @@
 #define _GNU_SOURCE
 #include "p1.h"
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { MAX_FDS = 2048 }; // files, directories and channels of a guest
-
 static bool is_open(const call *c, uint32_t fd) { return fd_at(c, fd); }
-
-bool tw_fd_new(tw_inst *i, tw_fd d, uint32_t *number) {
-  uint32_t k = 0;
-  while (k < i->nfds && i->fds[k].kind) k++;
-  if (k == MAX_FDS) return false;
-  if (k == i->nfds) {
-    uint32_t n = i->nfds * 2;
-    tw_fd *fds = tw_zeroed(n * sizeof *fds);
-    if (!fds) return tw_starve(i, "a descriptor");
-    memcpy(fds, i->fds, i->nfds * sizeof *fds);
-    if (i->fds != i->stdio) free(i->fds);
-    i->fds = fds, i->nfds = n;
-  }
-  i->fds[k] = d;
-  return *number = k, true;
-}
-
-void tw_fd_free(tw_inst *i, uint32_t channel) {
-  for (uint32_t k = 0; k < i->nfds; k++)
-    if (i->fds[k].kind == FD_CHANNEL && i->fds[k].n == channel) i->fds[k].kind = FD_NONE;
-}
 
 // ---- arguments and environment: consecutive NUL-terminated strings ----
 
@@ -57,24 +32,12 @@ static int copies(const call *c, const char *from, const char *to, uint32_t n) {
   return OK;
 }
 
-static int args_sizes_get(call *c) { return sizes(c, c->i->strings, c->i->env, c->i->nargs); }
-static int args_get(call *c) { return copies(c, c->i->strings, c->i->env, c->i->nargs); }
-static int environ_sizes_get(call *c) { return sizes(c, c->i->env, c->i->env_end, c->i->nenv); }
-static int environ_get(call *c) { return copies(c, c->i->env, c->i->env_end, c->i->nenv); }
+static int args_sizes_get(call *c) { return sizes(c, c->i->p1.strings, c->i->p1.env, c->i->p1.nargs); }
+static int args_get(call *c) { return copies(c, c->i->p1.strings, c->i->p1.env, c->i->p1.nargs); }
+static int environ_sizes_get(call *c) { return sizes(c, c->i->p1.env, c->i->p1.env_end, c->i->p1.nenv); }
+static int environ_get(call *c) { return copies(c, c->i->p1.env, c->i->p1.env_end, c->i->p1.nenv); }
 
 // ---- clocks, random numbers, exit ----
-
-enum { REALTIME, MONOTONIC };
-
-bool p1_clock(uint32_t id, bool resolution, uint64_t *ns) {
-  struct timespec t;
-  if (id > MONOTONIC) return false;
-  clockid_t clock = id == REALTIME ? CLOCK_REALTIME : CLOCK_MONOTONIC;
-  if (resolution) clock_getres(clock, &t);
-  else clock_gettime(clock, &t);
-  *ns = (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-  return true;
-}
 
 static int clock_res_get_(call *c) {
   uint64_t ns;
@@ -86,7 +49,7 @@ static int clock_res_get_(call *c) {
 static int clock_time_get(call *c) {
   uint64_t ns;
   if (!p1_clock(arg(c, 0), false, &ns)) return EINVAL_;
-  if (arg(c, 0) == REALTIME) c->i->clocks++;
+  if (arg(c, 0) == REALTIME) c->i->capture.clocks++;
   if (!fits(c, arg(c, 2), 8)) return EFAULT_;
   return put64(c, arg(c, 2), ns), OK;
 }
@@ -94,7 +57,7 @@ static int clock_time_get(call *c) {
 static int random_get(call *c) {
   uint32_t at = arg(c, 0), n = arg(c, 1);
   if (!fits(c, at, n)) return EFAULT_;
-  c->i->randoms++;
+  c->i->capture.randoms++;
   while (n && !tw_over(c->i)) {
     ssize_t got = getrandom(c->mem + at, n < 1 << 20 ? n : 1 << 20, 0);
     if (got < 0 && errno != EINTR) return EIO_;
@@ -129,31 +92,13 @@ static int each_vector(call *c, ptrdiff_t (*move)(call *, uint8_t *, size_t), ui
   return OK;
 }
 
-ptrdiff_t p1_write(call *c, int to, uint8_t *from, size_t n) {
-  int64_t paused = tw_pause(c->i);
-  ptrdiff_t k = twWrite(c->i->go_, to, from, n);
-  tw_resume(c->i, paused);
-  return tw_over(c->i) ? ENDED : k == ENDED ? -EIO : k;
-}
-
 static ptrdiff_t write_some(call *c, uint8_t *from, size_t n) { return p1_write(c, (int)fd_at(c, arg(c, 0))->n, from, n); }
 
-// p1_wait_input waits for input until a time on the monotonic clock. It waits in slices, to notice the guest's end.
-int p1_wait_input(call *c, int64_t until) {
-  for (;;) {
-    struct pollfd p = {.fd = c->i->stdin_fd, .events = POLLIN};
-    int64_t left = (until - tw_now()) / 1000000;
-    if (poll(&p, 1, left < 0 ? 0 : left > 20 ? 20 : (int)left) > 0) return 1;
-    if (tw_over(c->i)) return ENDED;
-    if (tw_now() >= until) return 0;
-  }
-}
-
 static ptrdiff_t read_some(call *c, uint8_t *to, size_t n) {
-  if (c->i->stdin_fd < 0) return 0;
+  if (c->i->p1.stdin_fd < 0) return 0;
   int ready = p1_wait_input(c, INT64_MAX);
   if (ready < 0) return ready;
-  ssize_t k = read(c->i->stdin_fd, to, n);
+  ssize_t k = read(c->i->p1.stdin_fd, to, n);
   return k < 0 ? -EIO : k;
 }
 
@@ -253,70 +198,20 @@ static int fd_readdir(call *c) { return no_directory(c); }
 static int path_remove_directory(call *c) { return no_directory(c); }
 static int path_filestat_get(call *c) { return in_room(c) ? p1_channel_filestat(c) : no_directory(c); }
 
-// functions are the functions of preview 1: name, parameters (i: i32, l: i64), a bit mask of those that are
-// descriptors, and the implementation. All except proc_exit return an error number.
 static const struct function {
   const char *name, *params;
   uint32_t fds;
   int (*run)(call *);
 } functions[] = {
-    {"args_get", "ii", 0, args_get},
-    {"args_sizes_get", "ii", 0, args_sizes_get},
-    {"environ_get", "ii", 0, environ_get},
-    {"environ_sizes_get", "ii", 0, environ_sizes_get},
-    {"clock_res_get", "ii", 0, clock_res_get_},
-    {"clock_time_get", "ili", 0, clock_time_get},
-    {"fd_advise", "illi", 1, no_seek},
-    {"fd_allocate", "ill", 1, no_file},
-    {"fd_close", "i", 1, fd_close},
-    {"fd_datasync", "i", 1, no_file},
-    {"fd_fdstat_get", "ii", 1, fd_fdstat_get},
-    {"fd_fdstat_set_flags", "ii", 1, fd_fdstat_set_flags},
-    {"fd_fdstat_set_rights", "ill", 1, no_file},
-    {"fd_filestat_get", "ii", 1, fd_filestat_get},
-    {"fd_filestat_set_size", "il", 1, no_file},
-    {"fd_filestat_set_times", "illi", 1, no_file},
-    {"fd_pread", "iiili", 1, no_seek},
-    {"fd_prestat_get", "ii", 1, fd_prestat_get},
-    {"fd_prestat_dir_name", "iii", 1, fd_prestat_dir_name},
-    {"fd_pwrite", "iiili", 1, no_seek},
-    {"fd_read", "iiii", 1, fd_read},
-    {"fd_readdir", "iiili", 1, fd_readdir},
-    {"fd_renumber", "ii", 0, fd_renumber},
-    {"fd_seek", "ilii", 1, no_seek},
-    {"fd_sync", "i", 1, no_file},
-    {"fd_tell", "ii", 1, no_seek},
-    {"fd_write", "iiii", 1, fd_write},
-    {"path_create_directory", "iii", 1, no_directory},
-    {"path_filestat_get", "iiiii", 1, path_filestat_get},
-    {"path_filestat_set_times", "iiiilli", 1, no_directory},
-    {"path_link", "iiiiiii", 1 | 1 << 4, no_directory},
-    {"path_open", "iiiiillii", 1, path_open},
-    {"path_readlink", "iiiiii", 1, no_directory},
-    {"path_remove_directory", "iii", 1, path_remove_directory},
-    {"path_rename", "iiiiii", 1 | 1 << 3, no_directory},
-    {"path_symlink", "iiiii", 1 << 2, no_symlink},
-    {"path_unlink_file", "iii", 1, no_directory},
-    {"poll_oneoff", "iiii", 0, p1_poll},
-    {"proc_exit", "i", 0, proc_exit},
-    {"proc_raise", "i", 0, not_here},
-    {"sched_yield", "", 0, sched_yield_},
-    {"random_get", "ii", 0, random_get},
-    {"sock_accept", "iii", 0, no_socket},
-    {"sock_recv", "iiiiii", 0, no_socket},
-    {"sock_send", "iiiii", 0, no_socket},
-    {"sock_shutdown", "ii", 0, no_socket},
+#define P1(name, params, fds, run) {name, params, fds, run},
+#include "p1table.h"
+#undef P1
 };
-
-const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds) {
-  if (n == sizeof functions / sizeof *functions) return NULL;
-  return *params = functions[n].params, *fds = functions[n].fds, functions[n].name;
-}
 
 // passed passes on a call whose descriptors belong to wasmtime's WASI.
 static int passed(call *c, const struct function *f) {
   bool looks = f->run == fd_prestat_get || f->run == fd_prestat_dir_name || f->run == fd_fdstat_get;
-  if (!looks) c->i->used |= TW_USED_FILES;
+  if (!looks) c->i->capture.used |= TW_USED_FILES;
   uint32_t n = (uint32_t)(f - functions), nparams = (uint32_t)strlen(f->params);
   if (f->run == fd_close) return fd_close(c);
   if (f->run == path_open) return p1_pass_open(c, n, nparams);
@@ -327,7 +222,7 @@ static int passed(call *c, const struct function *f) {
 
 // is_passed reports whether the first descriptor of a call belongs to wasmtime's WASI.
 static bool is_passed(const call *c, const struct function *f) {
-  const tw_fd *d = c->i->files && f->fds ? fd_at(c, arg(c, __builtin_ctz(f->fds))) : NULL;
+  const tw_fd *d = c->i->p1.files && f->fds ? fd_at(c, arg(c, __builtin_ctz(f->fds))) : NULL;
   return d && d->kind == FD_PASSED;
 }
 
@@ -335,8 +230,8 @@ static wasm_trap_t *enter(void *f, wasmtime_caller_t *caller, wasmtime_val_raw_t
   (void)n;
   wasmtime_context_t *cx = wasmtime_caller_context(caller);
   call c = {.i = wasmtime_context_get_data(cx), .v = v};
-  c.memory = c.i->memory;
-  if (!c.i->has_memory) { // the guest is still being instantiated
+  c.memory = c.i->guest.memory;
+  if (!c.i->guest.has_memory) { // the guest is still being instantiated
     wasmtime_extern_t e;
     if (!wasmtime_caller_export_get(caller, "memory", 6, &e) || e.kind != WASMTIME_EXTERN_MEMORY) return wasmtime_trap_new("no memory", 9);
     c.memory = e.of.memory;

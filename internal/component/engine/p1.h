@@ -1,4 +1,8 @@
-// Shared declarations of the preview 1 files (p1.c, p1poll.c, p1channel.c, p1pass.c, p1list.c).
+// Shared declarations of the preview 1 files. Each needs only those below it:
+//
+//	p1.c ──┬─▶ p1poll.c ──▶ p1channel.c ──┬─▶ p1fd.c
+//	       └─▶ p1pass.c ──┬─▶ p1list.c ───┘
+//	                      └─▶ p1table.c
 #ifndef P1_H
 #define P1_H
 #include "tw.h"
@@ -50,17 +54,21 @@ static inline uint64_t get64(const call *c, uint32_t at) {
 
 // fd_at returns the open descriptor with a number, or NULL.
 static inline tw_fd *fd_at(const call *c, uint32_t fd) {
-  return fd < c->i->nfds && c->i->fds[fd].kind ? &c->i->fds[fd] : NULL;
+  return fd < c->i->p1.nfds && c->i->p1.fds[fd].kind ? &c->i->p1.fds[fd] : NULL;
 }
 
-// ---- p1.c, p1poll.c ----
+// ---- descriptors, clocks, streams (p1fd.c); tw_fd_new ----
 
+enum { REALTIME, MONOTONIC };
 bool p1_clock(uint32_t id, bool resolution, uint64_t *ns);
 // p1_wait_input waits for input until a time on the monotonic clock. It returns whether there is input, or ENDED.
 int p1_wait_input(call *, int64_t until);
-int p1_poll(call *); // poll_oneoff
 // p1_write writes to the guest's standard output (1) or error (2). It returns how much, ENDED, or a negative error.
 ptrdiff_t p1_write(call *, int to, uint8_t *, size_t);
+
+// ---- p1poll.c ----
+
+int p1_poll(call *); // poll_oneoff
 
 // ---- channels (p1channel.c) ----
 

@@ -57,7 +57,7 @@ int p1_channel_open(call *c) {
   if (!tw_fd_new(c->i, (tw_fd){0}, &number)) return c->i->why ? ENDED : EMFILE_;
   int n = from_go(c, twChannelOpen, name, len, modes);
   if (n < 0) return -n;
-  c->i->fds[number] = (tw_fd){.kind = FD_CHANNEL, .modes = (uint8_t)modes, .flags = (uint16_t)arg(c, 7), .n = (uint32_t)n};
+  c->i->p1.fds[number] = (tw_fd){.kind = FD_CHANNEL, .modes = (uint8_t)modes, .flags = (uint16_t)arg(c, 7), .n = (uint32_t)n};
   return put32(c, at, number), OK;
 }
 

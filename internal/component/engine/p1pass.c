@@ -18,7 +18,7 @@ static size_t imports(tw_inst *i, wasmtime_memory_t memory, wasmtime_extern_t *a
   size_t n = 0;
   all[n++] = (wasmtime_extern_t){.kind = WASMTIME_EXTERN_MEMORY, .of.memory = memory};
   for (uint32_t k = 0; (name = tw_preview1(k, &params, &fds)); k++)
-    if (fds && !wasmtime_linker_get(i->passing.linker, i->cx, preview1, sizeof preview1 - 1, name, strlen(name), &all[n++])) return 0;
+    if (fds && !wasmtime_linker_get(i->p1.passing.linker, i->cx, preview1, sizeof preview1 - 1, name, strlen(name), &all[n++])) return 0;
   return n;
 }
 
@@ -33,12 +33,12 @@ static bool prepare(call *c) {
   uint32_t fds;
   size_t n = imports(i, c->memory, all);
   if (!n) return tw_fail(i, TW_FAILED, "wasmtime lacks functions of preview 1"), false;
-  if (took(c, wasmtime_instance_new(i->cx, i->passing.module, all, n, &second, &trap), trap)) return false;
-  if (!(i->passed = tw_zeroed(MOST * sizeof *i->passed))) return tw_starve(i, "the engine's functions");
+  if (took(c, wasmtime_instance_new(i->cx, i->p1.passing.module, all, n, &second, &trap), trap)) return false;
+  if (!(i->p1.passed = tw_zeroed(MOST * sizeof *i->p1.passed))) return tw_starve(i, "the engine's functions");
   for (uint32_t k = 0; k < MOST && (name = tw_preview1(k, &params, &fds)); k++) {
     if (!fds) continue;
     if (!wasmtime_instance_export_get(i->cx, &second, name, strlen(name), &all[0])) return tw_fail(i, TW_FAILED, "no %s", name), false;
-    i->passed[k] = all[0].of.func;
+    i->p1.passed[k] = all[0].of.func;
   }
   return true;
 }
@@ -62,8 +62,8 @@ int p1_pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
     if (d->kind != FD_PASSED) return EXDEV_;
     v[k].i32 = (int32_t)d->n;
   }
-  if (tw_over(c->i) || (!c->i->passed && !prepare(c))) return ENDED;
-  if (took(c, wasmtime_func_call_unchecked(c->i->cx, &c->i->passed[function], v, nparams, &trap), trap)) return ENDED;
+  if (tw_over(c->i) || (!c->i->p1.passed && !prepare(c))) return ENDED;
+  if (took(c, wasmtime_func_call_unchecked(c->i->cx, &c->i->p1.passed[function], v, nparams, &trap), trap)) return ENDED;
   return v[0].i32;
 }
 
@@ -128,8 +128,8 @@ int p1_pass_open(call *c, uint32_t function, uint32_t nparams) {
   if (!tw_take(c->i->account, TW_FILES, 1)) return EMFILE_;
   int error = p1_pass(c, function, nparams, 1);
   if (error) return tw_give(c->i->account, TW_FILES, 1), error;
-  c->i->files++;
-  c->i->fds[number] = (tw_fd){.kind = FD_PASSED, .modes = CAN_READ | CAN_WRITE, .n = get32(c, at)};
+  c->i->p1.files++;
+  c->i->p1.fds[number] = (tw_fd){.kind = FD_PASSED, .modes = CAN_READ | CAN_WRITE, .n = get32(c, at)};
   return put32(c, at, number), OK;
 }
 
@@ -147,10 +147,10 @@ int p1_pass_remove(call *c, uint32_t function, uint32_t nparams) {
 }
 
 int p1_pass_close(call *c, const tw_fd *d) {
-  wasmtime_val_raw_t number = {.i32 = (int32_t)(d - c->i->fds)};
+  wasmtime_val_raw_t number = {.i32 = (int32_t)(d - c->i->p1.fds)};
   call close = *c;
   close.v = &number;
   int error = p1_pass(&close, function_named("fd_close"), 1, 1);
-  if (!error) c->i->files--, tw_give(c->i->account, TW_FILES, 1);
+  if (!error) c->i->p1.files--, tw_give(c->i->account, TW_FILES, 1);
   return error;
 }

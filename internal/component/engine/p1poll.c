@@ -36,7 +36,7 @@ static uint32_t streams_ready(call *c, uint32_t subs, uint32_t n, bool input) {
     bool good = d && d->modes & mode, in = good && d->kind == FD_STREAM && mode == CAN_READ;
     if (in && !input) continue;
     if (good && d->kind == FD_CHANNEL && !p1_channel_ready(c, d, mode)) continue;
-    event(c, sub, &events, good ? OK : EBADF_, in && c->i->stdin_fd < 0);
+    event(c, sub, &events, good ? OK : EBADF_, in && c->i->p1.stdin_fd < 0);
   }
   return events;
 }
@@ -71,7 +71,7 @@ static int64_t sooner(int64_t a, int64_t b) { return a < b ? a : b; }
 static int wait_streams(call *c, uint32_t subs, uint32_t n, int64_t first, uint32_t *events) {
   enum { BOTH = 5 * 1000 * 1000, NOW_AND_THEN = 200 * 1000 * 1000 }; // ns
   uint32_t reads = waits_for(c, subs, n, true), writes = waits_for(c, subs, n, false);
-  bool input = reads >> FD_STREAM & 1 && c->i->stdin_fd >= 0, room = writes >> FD_CHANNEL & 1;
+  bool input = reads >> FD_STREAM & 1 && c->i->p1.stdin_fd >= 0, room = writes >> FD_CHANNEL & 1;
   bool channels = room || reads >> FD_CHANNEL & 1;
   int64_t pause = channels && input ? BOTH : room ? NOW_AND_THEN : INT64_MAX;
   for (;;) {

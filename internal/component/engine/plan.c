@@ -6,7 +6,7 @@
 // find looks up what a plan refers to. Everything that it refers to has been made before.
 static bool find(tw_inst *i, const tw_plan *p, const tw_core *c, wasmtime_extern_t *e) {
   if (c->hosted ? wasmtime_linker_get(p->hosts, i->cx, "", 0, c->name, strlen(c->name), e)
-                : wasmtime_instance_export_get(i->cx, &i->mods[c->instance], c->name, strlen(c->name), e))
+                : wasmtime_instance_export_get(i->cx, &i->guest.mods[c->instance], c->name, strlen(c->name), e))
     return true;
   tw_fail(i, TW_FAILED, "core instance %u has no export %s", c->instance, c->name);
   return false;
@@ -20,7 +20,7 @@ static bool step(tw_inst *i, const tw_plan *p, uint32_t n) {
   for (uint32_t k = 0; k < s->nimports && ok; k++) ok = find(i, p, &s->imports[k], &imports[k]);
   if (ok) {
     wasm_trap_t *trap = NULL;
-    wasmtime_error_t *err = wasmtime_instance_new(i->cx, s->module, imports, s->nimports, &i->mods[n], &trap);
+    wasmtime_error_t *err = wasmtime_instance_new(i->cx, s->module, imports, s->nimports, &i->guest.mods[n], &trap);
     ok = !tw_took(i, err, trap);
   }
   free(imports);
@@ -28,12 +28,12 @@ static bool step(tw_inst *i, const tw_plan *p, uint32_t n) {
 }
 
 void tw_instantiate_plan(tw_inst *i, const tw_plan *p) {
-  i->mods = tw_zeroed(p->nsteps * sizeof *i->mods), i->allocators = tw_zeroed(p->nallocators * sizeof *i->allocators);
-  if (!i->mods || !i->allocators) {
+  i->guest.mods = tw_zeroed(p->nsteps * sizeof *i->guest.mods), i->guest.allocators = tw_zeroed(p->nallocators * sizeof *i->guest.allocators);
+  if (!i->guest.mods || !i->guest.allocators) {
     tw_starve(i, "core instances");
     return;
   }
-  i->plan = p, i->ready = true;
+  i->guest.plan = p, i->phase = TW_STARTS;
   for (uint32_t n = 0; n < p->nsteps; n++) {
     if (!step(i, p, n)) return;
     if (!p->memory || p->memory->instance != n) continue;
@@ -43,16 +43,16 @@ void tw_instantiate_plan(tw_inst *i, const tw_plan *p) {
       tw_fail(i, TW_FAILED, "%s is not a memory", p->memory->name);
       return;
     }
-    i->memory = e.of.memory, i->has_memory = true;
+    i->guest.memory = e.of.memory, i->guest.has_memory = true;
     tw_memory(i);
   }
 }
 
 const wasmtime_func_t *tw_allocator_of(tw_inst *i) {
-  if (i->allocator == TW_NONE) return NULL;
-  tw_allocator *a = &i->allocators[i->allocator];
+  if (i->guest.allocator == TW_NONE) return NULL;
+  tw_allocator *a = &i->guest.allocators[i->guest.allocator];
   wasmtime_extern_t e;
-  if (!a->found && i->plan && find(i, i->plan, &i->plan->allocators[i->allocator], &e) && e.kind == WASMTIME_EXTERN_FUNC)
+  if (!a->found && i->guest.plan && find(i, i->guest.plan, &i->guest.plan->allocators[i->guest.allocator], &e) && e.kind == WASMTIME_EXTERN_FUNC)
     a->func = e.of.func, a->found = true;
   return a->found ? &a->func : NULL;
 }

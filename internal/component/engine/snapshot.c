@@ -9,7 +9,7 @@ static const char global_export[] = "tripod:global/", table_export[] = "tripod:t
 static bool numbered(tw_inst *i, const char *prefix, uint32_t n, uint8_t kind, wasmtime_extern_t *e) {
   char name[40];
   int len = snprintf(name, sizeof name, "%s%u", prefix, n);
-  return wasmtime_instance_export_get(i->cx, &i->mod, name, (size_t)len, e) && e->kind == kind;
+  return wasmtime_instance_export_get(i->cx, &i->guest.mod, name, (size_t)len, e) && e->kind == kind;
 }
 
 // look calculates a checksum of the tables: their sizes, and the functions in them. It returns false for a table that
@@ -35,20 +35,20 @@ static bool begin_from(tw_inst *i, const tw_snapshot *s) {
 
 bool tw_instantiate_detached(tw_inst *i, const tw_code *c, const tw_snapshot *from, bool capture) {
   wasm_trap_t *trap = NULL;
-  wasmtime_error_t *e = tw_image_instantiate(i->cx, c->pre, from ? from->memory : c->detached->initial, &i->mod, &trap);
+  wasmtime_error_t *e = tw_image_instantiate(i->cx, c->pre, from ? from->memory : c->detached->initial, &i->guest.mod, &trap);
   if (tw_took(i, e, trap)) return false;
-  i->capture = capture && look(i, c->detached->ntables, &i->tables);
+  i->capture.on = capture && look(i, c->detached->ntables, &i->capture.tables);
   return !from || begin_from(i, from);
 }
 
 const char *tw_capture(tw_inst *i, const tw_detached *d, wasmtime_val_t *globals) {
   uint64_t tables;
-  if (!i->capture || !look(i, d->ntables, &tables)) return "it has a table of other values than functions";
-  if (tables != i->tables) return "it has changed a table of functions";
-  if (i->live) return "it holds resources of the host";
-  for (uint32_t k = 0; k < i->nfds; k++) {
-    const tw_fd *fd = &i->fds[k];
-    if (k < 3 ? fd->kind != FD_STREAM || fd->n != k : k < 3 + i->preopened ? fd->kind != FD_PASSED || fd->n != k : fd->kind)
+  if (!i->capture.on || !look(i, d->ntables, &tables)) return "it has a table of other values than functions";
+  if (tables != i->capture.tables) return "it has changed a table of functions";
+  if (i->handles.live) return "it holds resources of the host";
+  for (uint32_t k = 0; k < i->p1.nfds; k++) {
+    const tw_fd *fd = &i->p1.fds[k];
+    if (k < 3 ? fd->kind != FD_STREAM || fd->n != k : k < 3 + i->p1.preopened ? fd->kind != FD_PASSED || fd->n != k : fd->kind)
       return "it has opened or closed descriptors";
   }
   for (uint32_t k = 0; k < d->nglobals; k++) {

@@ -142,7 +142,7 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 	if err := i.mayCapture(renewed, trusted); err != nil {
 		return nil, err
 	}
-	memory := memoryBytes(i.c.cx, &i.c.memory)
+	memory := memoryBytes(i.c.cx, &i.c.guest.memory)
 	data, size := nonZero(memory)
 	span := spanOf(data)
 	if size > most || span > maxSparse && size < span/2 {
@@ -167,13 +167,13 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 
 // mayCapture checks what the guest has seen.
 func (i *Instance) mayCapture(renewed uint32, trusted bool) error {
-	used := i.c.used
+	used := i.c.capture.used
 	switch {
 	case used&C.TW_USED_HOST != 0:
 		return unsuitable("it calls the host before its first request")
 	case trusted:
 		return nil
-	case uint64(i.c.randoms)+uint64(i.c.clocks) > uint64(renewed):
+	case uint64(i.c.capture.randoms)+uint64(i.c.capture.clocks) > uint64(renewed):
 		return unsuitable("it asks for random values or the time of day before its first request, and all requests would share them")
 	case used&C.TW_USED_FILES != 0:
 		return unsuitable("it reads files before its first request")

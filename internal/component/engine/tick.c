@@ -72,7 +72,7 @@ void tw_stand_back(bool by_idle) { standing_back = by_idle ? IDLE : POLITE; }
 
 static bool killed(tw_inst *i) {
   uint64_t k = __atomic_load_n(&i->killed, __ATOMIC_ACQUIRE);
-  return k == TW_FOREVER || k == i->seq;
+  return k == TW_FOREVER || k == i->call.seq;
 }
 
 // idlers are the guests that yield as SCHED_IDLE threads. On a fully loaded machine, such a thread would not run to
@@ -84,8 +84,8 @@ static void rouse(void) {
   struct sched_param none = {0};
   int64_t now = tw_now();
   pthread_mutex_lock(&idlers_mu);
-  for (tw_inst *i = idlers; i; i = i->next_idler)
-    if (killed(i) || (i->due && now > i->due)) sched_setscheduler(i->idle_thread, SCHED_OTHER, &none);
+  for (tw_inst *i = idlers; i; i = i->idle.next)
+    if (killed(i) || (i->idle.due && now > i->idle.due)) sched_setscheduler(i->idle.thread, SCHED_OTHER, &none);
   pthread_mutex_unlock(&idlers_mu);
 }
 
@@ -198,8 +198,8 @@ static int64_t owed(tw_account *a, int64_t now, int64_t computed) {
   return debt;
 }
 
-void tw_charge(tw_inst *i, int64_t size) {
-  int64_t grown = size - i->mem;
+void tw_charge(tw_inst *i, int64_t memory) {
+  int64_t size = memory + i->own, grown = size - i->mem;
   __atomic_store_n(&i->mem, size, __ATOMIC_RELAXED);
   if (!i->account || !grown) return;
   tw_account *a = i->account;
@@ -210,7 +210,7 @@ void tw_charge(tw_inst *i, int64_t size) {
 }
 
 void tw_memory(tw_inst *i) {
-  if (i->has_memory) tw_charge(i, (int64_t)wasmtime_memory_data_size(i->cx, &i->memory));
+  if (i->guest.has_memory) tw_charge(i, (int64_t)wasmtime_memory_data_size(i->cx, &i->guest.memory));
 }
 
 // ---- the guest's thread ----
@@ -222,7 +222,7 @@ bool tw_ended(tw_inst *i) {
 }
 
 bool tw_over(tw_inst *i) {
-  if (!tw_ended(i) && i->deadline && tw_now() > i->deadline) i->why = TW_DEADLINE;
+  if (!tw_ended(i) && i->call.deadline && tw_now() > i->call.deadline) i->why = TW_DEADLINE;
   return i->why != TW_OK;
 }
 
@@ -233,12 +233,12 @@ static void give_way(tw_inst *i, bool on) {
   if (standing_back == IDLE) {
     pthread_mutex_lock(&idlers_mu);
     if (on) {
-      i->idle_thread = gettid(), i->due = i->deadline;
-      i->next_idler = idlers, idlers = i;
+      i->idle.thread = gettid(), i->idle.due = i->call.deadline;
+      i->idle.next = idlers, idlers = i;
     } else {
       tw_inst **at = &idlers;
-      while (*at && *at != i) at = &(*at)->next_idler;
-      if (*at) *at = i->next_idler;
+      while (*at && *at != i) at = &(*at)->idle.next;
+      if (*at) *at = i->idle.next;
     }
     pthread_mutex_unlock(&idlers_mu);
   }
@@ -260,7 +260,7 @@ int64_t tw_sleep(tw_inst *i, int64_t ns) {
   int64_t begin = tw_now();
   rest(i, ns, tw_seen(i));
   int64_t slept = tw_now() - begin;
-  if (i->deadline) i->deadline += slept;
+  if (i->call.deadline) i->call.deadline += slept;
   return slept;
 }
 
@@ -268,21 +268,21 @@ static void seen(tw_inst *, int64_t);
 
 bool tw_await(tw_inst *i, int64_t until, uint32_t at) {
   int64_t now = tw_now();
-  if (i->deadline && !i->serving && i->deadline < until) until = i->deadline + 1;
+  if (i->call.deadline && i->phase != TW_SERVES && i->call.deadline < until) until = i->call.deadline + 1;
   if (tw_over(i) || now >= until) return !tw_over(i);
-  if (i->serving) seen(i, 0);
+  if (i->phase == TW_SERVES) seen(i, 0);
   rest(i, until - now, at);
-  if (i->serving) {
+  if (i->phase == TW_SERVES) {
     int64_t woken = tw_now();
     seen(i, woken);
-    if (i->deadline) i->deadline += woken - now;
+    if (i->call.deadline) i->call.deadline += woken - now;
   }
   return !tw_over(i);
 }
 
 void tw_fresh(tw_inst *i) {
-  if (i->demoted) give_way(i, false), i->demoted = false;
-  i->ticks = 0;
+  if (i->call.demoted) give_way(i, false), i->call.demoted = false;
+  i->call.ticks = 0;
 }
 
 void tw_wake(tw_inst *i) {
@@ -293,9 +293,9 @@ void tw_wake(tw_inst *i) {
 // computed accounts the CPU time since its last call. Reading a thread's CPU clock is a system call, so this is only
 // done for calls that have seen a tick. Until then the elapsed time is used.
 static void computed(tw_inst *i, bool more) {
-  int64_t now = tw_now(), cpu = i->on_cpu_clock || more ? ns(CLOCK_THREAD_CPUTIME_ID) : 0, debt;
-  int64_t used = i->on_cpu_clock ? cpu - i->mark : now - i->mark;
-  i->on_cpu_clock = more, i->mark = cpu;
+  int64_t now = tw_now(), cpu = i->call.on_cpu_clock || more ? ns(CLOCK_THREAD_CPUTIME_ID) : 0, debt;
+  int64_t used = i->call.on_cpu_clock ? cpu - i->call.mark : now - i->call.mark;
+  i->call.on_cpu_clock = more, i->call.mark = cpu;
   __atomic_fetch_add(&i->cpu, used, __ATOMIC_RELAXED);
   if (!i->account) return;
   for (; (debt = owed(i->account, now, used)) > 0 && !tw_ended(i); used = 0, now = tw_now())
@@ -307,21 +307,21 @@ static void computed(tw_inst *i, bool more) {
 static void let_others(tw_inst *i) {
   struct rusage u;
   getrusage(RUSAGE_THREAD, &u);
-  bool wanted = i->preempted && u.ru_nivcsw != i->preempted;
-  i->preempted = u.ru_nivcsw;
-  int64_t most = i->command ? 1 : 15; // commands are expected to compute
-  i->back_off = !wanted ? 0 : i->back_off >= most ? most : i->back_off * 2 + 1;
-  if (wanted) tw_sleep(i, i->back_off * TICK);
+  bool wanted = i->call.preempted && u.ru_nivcsw != i->call.preempted;
+  i->call.preempted = u.ru_nivcsw;
+  int64_t most = i->phase == TW_COMMANDS ? 1 : 15; // commands are expected to compute
+  i->call.back_off = !wanted ? 0 : i->call.back_off >= most ? most : i->call.back_off * 2 + 1;
+  if (wanted) tw_sleep(i, i->call.back_off * TICK);
 }
 
 // seen records when the guest was last known to run, or 0 while it is in a host function or sleeps.
 static void seen(tw_inst *i, int64_t now) { __atomic_store_n(&i->seen, now, __ATOMIC_RELAXED); }
 
 void tw_enter(tw_inst *i) {
-  i->mark = tw_now(), i->on_cpu_clock = false;
-  seen(i, i->mark);
-  i->deadline = i->budget ? i->mark + i->budget : 0;
-  i->ticks = 0, i->calls = 0, i->why = TW_OK, i->may_leave = true;
+  i->call.mark = tw_now(), i->call.on_cpu_clock = false;
+  seen(i, i->call.mark);
+  i->call.deadline = i->call.budget ? i->call.mark + i->call.budget : 0;
+  i->call.ticks = 0, i->call.calls = 0, i->why = TW_OK, i->inside = false;
   guest_begins();
   wasmtime_context_set_epoch_deadline(i->cx, 1);
 }
@@ -330,7 +330,7 @@ void tw_leave(tw_inst *i) {
   tw_memory(i);
   computed(i, false);
   guest_ends();
-  if (i->demoted) give_way(i, false), i->demoted = false;
+  if (i->call.demoted) give_way(i, false), i->call.demoted = false;
   if (i->over && !i->why) i->why = TW_MEMORY;
 }
 
@@ -341,12 +341,12 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, u
   seen(i, tw_now());
   tw_memory(i);
   computed(i, true);
-  if (i->demoted && standing_back == POLITE) let_others(i);
+  if (i->call.demoted && standing_back == POLITE) let_others(i);
   if (i->over) i->why = TW_MEMORY;
   if (i->why || tw_over(i)) return wasmtime_error_new("ended by the host");
-  if (++i->ticks >= 2 && !i->demoted) {
+  if (++i->call.ticks >= 2 && !i->call.demoted) {
     give_way(i, true);
-    i->demoted = true, i->preempted = i->back_off = 0;
+    i->call.demoted = true, i->call.preempted = i->call.back_off = 0;
   }
   return NULL;
 }
@@ -361,7 +361,7 @@ void tw_kill(tw_inst *i, uint64_t seq) {
 
 // A host function can hold locks that others wait for, so it must not yield.
 int64_t tw_pause(tw_inst *i) {
-  if (i->demoted) give_way(i, false);
+  if (i->call.demoted) give_way(i, false);
   guest_ends();
   seen(i, 0);
   return tw_now();
@@ -371,12 +371,12 @@ void tw_resume(tw_inst *i, int64_t paused) {
   int64_t now = tw_now();
   seen(i, now);
   guest_begins();
-  if (i->renew) {
-    i->renew = false, i->calls = 0, i->ticks = 0, i->demoted = false;
-    if (i->deadline) i->deadline = now + i->budget;
-  } else if (i->deadline && i->serving && now - paused > LONG_HOST_CALL) {
-    i->deadline += now - paused;
+  if (i->call.renew) {
+    i->call.renew = false, i->call.calls = 0, i->call.ticks = 0, i->call.demoted = false;
+    if (i->call.deadline) i->call.deadline = now + i->call.budget;
+  } else if (i->call.deadline && i->phase == TW_SERVES && now - paused > LONG_HOST_CALL) {
+    i->call.deadline += now - paused;
   }
-  if (!i->on_cpu_clock && now - paused > LONG_HOST_CALL) i->mark += now - paused;
-  if (i->demoted) give_way(i, true);
+  if (!i->call.on_cpu_clock && now - paused > LONG_HOST_CALL) i->call.mark += now - paused;
+  if (i->call.demoted) give_way(i, true);
 }

@@ -4,7 +4,7 @@
 //	prog.c      type tables (wit.Program), the check of flat values
 //	abi.c       core path: the canonical ABI on linear memory, handles
 //	dyn.c       component path: conversion between flat values and wasmtime's dynamic values
-//	p1.c        WASI preview 1, with p1poll.c; p1channel.c for channels, p1pass.c for directories and files
+//	p1.c        WASI preview 1: the table of its functions; p1.h says how its other files depend on each other
 //	host.c      calls of host functions, on both paths
 //	inst.c      stores and instances, calls, the configuration of WASI
 //	error.c     why a call ended; wasmtime's errors and traps
@@ -152,28 +152,34 @@ typedef struct {
   bool found;
 } tw_allocator;
 
+// The phase of an instance. While the guest's cabi_realloc or cabi_post runs, the guest is inside, where it may not call the
+// host; after a trap or an error, why says so, and it is never called again.
+//
+//	made ──(instantiated)──▶ starts ──▶ serves ◀──┐
+//	                           │          └─(a call)
+//	                           └──▶ commands ──(ended)
+enum tw_phase {
+  TW_MADE,     // wasmtime runs start functions, if anything; the host's functions cannot be called
+  TW_STARTS,   // _initialize runs
+  TW_SERVES,   // calls one after another, each with its budget
+  TW_COMMANDS, // a command runs to its end, without one
+};
+
 typedef struct tw_inst {
   wasmtime_store_t *store;
   wasmtime_context_t *cx;
-  bool core, serving, ready, has_memory, may_leave, renew, demoted, over, spent, command, on_cpu_clock;
-  wasmtime_instance_t *mods, mod; // core path: mods points to the only instance, or to those of the plan
-  const struct tw_plan *plan;     // NULL if there is only one core module
-  wasmtime_component_instance_t comp;
-  wasmtime_memory_t memory;
-  tw_allocator *allocators, cabi_realloc; // as mods
-  uint32_t allocator;                     // of the current function, or TW_NONE
   uintptr_t go_; // the Go half, as a cgo.Handle
   tw_account *account;
-
-  int64_t budget; // ns of compute per call; 0: unlimited
-  uint64_t max_calls;
-  uint32_t max_handles;
+  int64_t own; // bytes that the instance takes beside its memory, as far as they are charged
+  enum tw_phase phase;
+  bool core;   // the core path
+  bool inside; // the guest may not call the host
+  bool over;   // the account has exceeded its limit
+  bool spent;  // the guest has ended after it returned its result
+  int why, exit_code;
+  char *message;
   size_t max_value; // bytes of one flat value from the guest
-
-  // For a guest in the list of idlers (tick.c), under its lock.
-  struct tw_inst *next_idler;
-  int64_t due; // the guest's deadline
-  int32_t idle_thread;
+  tw_buf scratch, out;
 
   // Shared between threads, accessed with atomics.
   uint64_t killed; // the number of the call to end, or TW_FOREVER
@@ -182,35 +188,56 @@ typedef struct tw_inst {
   int64_t cpu, mem;
   int64_t seen; // when the guest was last known to run; 0 while it is in a host function
 
-  // The current call; used by the guest's thread only.
-  uint64_t seq, calls;
-  int64_t deadline;
-  int64_t mark; // CPU time is accounted up to here: on the thread's CPU clock, or on the monotonic clock
-  uint32_t ticks;
-  int64_t preempted, back_off; // involuntary context switches up to the last tick; ticks slept because of them
-  int why, exit_code;
-  char *message;
+  struct { // the current call; used by the guest's thread only
+    uint64_t seq, calls, max_calls;
+    int64_t budget, deadline; // ns of compute, 0: unlimited; on the monotonic clock
+    int64_t mark; // CPU time is accounted up to here: on the thread's CPU clock, or on the monotonic clock
+    uint32_t ticks;
+    int64_t preempted, back_off; // involuntary context switches up to the last tick; ticks slept because of them
+    bool on_cpu_clock;
+    bool demoted; // the thread yields to others
+    bool renew;   // the host function wants the call to count as begun after it
+  } call;
 
-  // The environment of preview 1: arguments from strings to env, variables from env to env_end.
-  char *strings, *env, *env_end;
-  uint32_t nargs, nenv;
-  int stdin_fd;
-  tw_fd *fds, stdio[4]; // by number; points to stdio until more are needed
-  uint32_t nfds, files;       // files: descriptors in wasmtime's WASI, which are counted (tw_take)
-  uint32_t preopened;         // the first of them, for directories
-  tw_passing passing;
-  wasmtime_func_t *passed; // wasmtime's functions by number; made on first use
+  struct { // for a guest in the list of idlers (tick.c), under its lock
+    struct tw_inst *next;
+    int64_t due; // the guest's deadline
+    int32_t thread;
+  } idle;
 
-  // What the guest has done since it was instantiated, for snapshots (snapshot.c).
-  bool capture;     // tables is set
-  uint64_t tables;  // a checksum of the tables' initial contents
-  uint32_t used;    // TW_USED_*
-  uint64_t randoms; // calls of random_get
-  uint64_t clocks;  // readings of the time of day
+  struct { // what is called
+    wasmtime_component_instance_t comp; // component path
+    wasmtime_instance_t *mods, mod;     // core path: mods points to the only instance, or to those of the plan
+    const struct tw_plan *plan;         // NULL if there is only one core module
+    wasmtime_memory_t memory;
+    bool has_memory;
+    tw_allocator *allocators, cabi_realloc; // as mods
+    uint32_t allocator;                     // of the current function, or TW_NONE
+  } guest;
 
-  tw_handle *handles;
-  uint32_t nhandles, cap_handles, free_handle, live, borrows;
-  tw_buf scratch, out;
+  struct { // preview 1: arguments from strings to env, variables from env to env_end
+    char *strings, *env, *env_end;
+    uint32_t nargs, nenv;
+    int stdin_fd;
+    tw_fd *fds, stdio[4]; // by number; points to stdio until more are needed
+    uint32_t nfds, files; // files: descriptors in wasmtime's WASI, which are counted (tw_take)
+    uint32_t preopened;   // the first of them, for directories
+    tw_passing passing;
+    wasmtime_func_t *passed; // wasmtime's functions by number; made on first use
+  } p1;
+
+  struct { // what the guest has done since it was instantiated, for snapshots (snapshot.c)
+    bool on;          // tables is set
+    uint64_t tables;  // a checksum of the tables' initial contents
+    uint32_t used;    // TW_USED_*
+    uint64_t randoms; // calls of random_get
+    uint64_t clocks;  // readings of the time of day
+  } capture;
+
+  struct {
+    tw_handle *list;
+    uint32_t n, cap, free, live, borrows, max; // free: the first that is free
+  } handles;
 } tw_inst;
 
 int64_t tw_now(void);
@@ -410,6 +437,7 @@ typedef struct {
   tw_account *account;
   int64_t budget;
   uint64_t max_memory, max_table, max_calls, max_value;
+  int64_t own;
   uint64_t min_memory; // declared by the guest; on the component path its size is known no better
   uint32_t max_handles, memories; // memories: number of memories that the guest defines
   uint32_t nargs, nenv, npreopens;
