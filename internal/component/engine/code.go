@@ -323,13 +323,24 @@ func kinds(v *C.wasm_valtype_vec_t) string {
 	var s strings.Builder
 	for _, t := range unsafe.Slice(v.data, int(v.size)) {
 		letter := byte('?')
-		if k := C.wasm_valtype_kind(t); k <= C.WASM_F64 {
-			letter = coreLetters[k]
+		for k, number := range numbers() {
+			if C.wasmtime_wasm_valtype_equal(t, number) {
+				letter = coreLetters[k]
+			}
 		}
 		s.WriteByte(letter)
 	}
 	return s.String()
 }
+
+// numbers returns the types that coreLetters names. To ask a type for its kind (wasm_valtype_kind) ends the process if it is a
+// vector.
+var numbers = sync.OnceValue(func() (types [len(coreLetters)]*C.wasm_valtype_t) {
+	for k := range types {
+		types[k] = C.wasm_valtype_new(C.wasm_valkind_t(k))
+	}
+	return types
+})
 
 const coreLetters = "ilfd" // indexed by wit.CoreType, whose values are wasmtime's numbers
 

@@ -10,12 +10,12 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// crowded is a server with so many of each thing beside what it needs.
+// crowded is a server with so many of each thing beside what it needs. It also exports a function that takes a vector.
 type crowded struct{ types, functions, tables, globals, exports, elements, segments int }
 
 func (c crowded) bytes() []byte {
 	var types, decls, tables, memory, globals, exports, elements, codes, data bin
-	types.u8(0x60, 1, 0x7f, 1, 0x7f).u8(0x60, 4, 0x7f, 0x7f, 0x7f, 0x7f, 1, 0x7f).u8(0x60, 0, 0)
+	types.u8(0x60, 1, 0x7f, 1, 0x7f).u8(0x60, 4, 0x7f, 0x7f, 0x7f, 0x7f, 1, 0x7f).u8(0x60, 0, 0).u8(0x60, 1, 0x7b, 0)
 	for k := range c.types { // of different types
 		types.u8(0x60).u32(k%100 + 1)
 		for range k%100 + 1 {
@@ -23,9 +23,9 @@ func (c crowded) bytes() []byte {
 		}
 		types.u8(0)
 	}
-	decls.u8(0, 1)
-	codes.u8(4, 0, 0x20, 0, 0x0b).u8(4, 0, 0x41, 0, 0x0b)
-	exports.str(rawHandler+".0#handle").u8(0, 0).str("cabi_realloc").u8(0, 1).str("memory").u8(2, 0)
+	decls.u8(0, 1, 3)
+	codes.u8(4, 0, 0x20, 0, 0x0b).u8(4, 0, 0x41, 0, 0x0b).u8(2, 0, 0x0b)
+	exports.str(rawHandler+".0#handle").u8(0, 0).str("cabi_realloc").u8(0, 1).str("memory").u8(2, 0).str("vector").u8(0, 2)
 	for range c.functions {
 		decls.u8(2)
 		codes.u8(2, 0, 0x0b)
@@ -47,8 +47,8 @@ func (c crowded) bytes() []byte {
 		data.u8(1, 1, 'x') // passive
 	}
 	out := bin(wasmbin.ModuleHeader)
-	out.section(1, 3+c.types, types)
-	out.section(3, 2+c.functions, decls)
+	out.section(1, 4+c.types, types)
+	out.section(3, 3+c.functions, decls)
 	if c.tables > 0 {
 		out.section(4, c.tables, tables)
 	}
@@ -56,14 +56,14 @@ func (c crowded) bytes() []byte {
 	if c.globals > 0 {
 		out.section(6, c.globals, globals)
 	}
-	out.section(7, 3+c.exports, exports)
+	out.section(7, 4+c.exports, exports)
 	if c.elements > 0 {
 		out.section(9, c.elements, elements)
 	}
 	if c.segments > 0 {
 		out.section(12, c.segments, nil)
 	}
-	out.section(10, 2+c.functions, codes)
+	out.section(10, 3+c.functions, codes)
 	if c.segments > 0 {
 		out.section(11, c.segments, data)
 	}
@@ -73,7 +73,7 @@ func (c crowded) bytes() []byte {
 // TestCrowdedModules: a module with as much as is allowed of one thing, or of everything, runs, and what its instance takes is
 // charged; with more it is refused.
 func TestCrowdedModules(t *testing.T) {
-	const functions, globals = maxInstanceSize/32 - 2, maxInstanceSize/16 - 4
+	const functions, globals = maxInstanceSize/32 - 3, (maxInstanceSize - 3*32) / 16
 	for name, c := range map[string]struct {
 		crowded
 		charged uint64 // at least
