@@ -61,11 +61,11 @@ update-engine: ## take the newest fixes of wasmtime's line, test them, and measu
 
 .PHONY: build
 build: engine ## build the programs into build/bin: tripod (static), tripod-wasm (the worker with the Wasm engine) and others; build/test/bin for the tests
-	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod
-	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-wasm
+	hack/patience.sh 'build: tripod' go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod
+	CGO_ENABLED=1 hack/patience.sh 'build: tripod-wasm' go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-wasm
 	go build $(BUILDFLAGS) -ldflags '-s -w' -o build/obj/ ./cmd/tripod-vmwrap
 	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-agent
-	go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/test/ ./cmd/tripod
+	hack/patience.sh 'build: tripod for tests' go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/test/ ./cmd/tripod
 	@install -CDt $(dir $(BIN)) build/obj/tripod*
 	@install -CDt $(dir $(TESTBIN)) build/obj/test/tripod
 	@cd $(dir $(TESTBIN)) && for p in $(notdir $(WORKER) $(VMWRAP) $(AGENT)); do [ -L $$p ] || ln -s ../../bin/$$p; done

@@ -58,13 +58,9 @@ if [ ! -e "$cache/$hash" ]; then
   if [ -t 2 ]; then
     "${build[@]}" # which shows its progress
   else
-    "${build[@]}" >"$cache/log" 2>&1 &
-    next=20
-    while sleep 1 && kill -0 $! 2>/dev/null; do
-      ((SECONDS < next)) || { say "$(grep -c Compiling "$cache/log") of about 180 crates, $SECONDS s" && next=$((SECONDS + 20)); }
-    done
-    wait $! || { tail -n 40 "$cache/log" >&2; fail "cargo failed; $cache/log has everything"; }
+    hack/patience.sh engine "${build[@]}" 2>"$cache/log" || { tail -n 40 "$cache/log" >&2; fail "cargo failed; $cache/log has everything"; }
   fi
+  rm -rf "$cache"/new.*
   new=$(mktemp -d "$cache/new.XXXXXX")
   trap 'rm -rf "$new"' EXIT
   mkdir "$new/lib"
@@ -73,5 +69,7 @@ if [ ! -e "$cache/$hash" ]; then
   chmod 755 "$new"
   mv "$new" "$cache/$hash"
   rm -rf "$CARGO_TARGET_DIR"
+  find "$cache" -mindepth 1 -maxdepth 1 -type d -mtime +90 -exec rm -rf {} + # libraries that no checkout has used for that long
 fi
+touch "$cache/$hash"
 ln -sfn "$cache/$hash" build/engine

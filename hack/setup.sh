@@ -73,7 +73,7 @@ install_packages() {
   export DEBIAN_FRONTEND=noninteractive
   local apt=(apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300)
   "${apt[@]}" update || die "apt-get update failed: this machine cannot reach a Debian mirror (see /etc/apt/sources.list)"
-  "${apt[@]}" install -y --no-install-recommends "$@" </dev/null ||
+  hack/patience.sh 'setup: apt-get' "${apt[@]}" install -y --no-install-recommends "$@" </dev/null ||
     die "apt-get could not install: $*; the lines above say why"
 }
 
