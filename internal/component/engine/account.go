@@ -19,8 +19,8 @@ type Account struct {
 	live   atomic.Int64
 }
 
-// NewAccount makes an account. The memory parameter limits the sum of the instances' linear memories, in bytes; 0 means
-// no limit. An instance that grows beyond the limit ends with ErrMemory at its next tick.
+// NewAccount makes an account. The memory parameter limits the sum of the instances' linear memories and of what they take beside
+// them (beyond 64 KiB each), in bytes; 0 means no limit. An instance that grows beyond the limit ends with ErrMemory at its next tick.
 func NewAccount(memory uint64) *Account {
 	a := &Account{c: (*C.tw_account)(C.calloc(1, C.size_t(unsafe.Sizeof(C.tw_account{}))))}
 	runtime.AddCleanup(a, func(c *C.tw_account) { C.free(unsafe.Pointer(c)) }, a.c)
@@ -89,7 +89,7 @@ func (a *Account) SetCPU(quota, period time.Duration) {
 	runtime.KeepAlive(a)
 }
 
-// Memory returns the sum of the linear memories at the latest ticks, in bytes.
+// Memory returns the sum that NewAccount limits, at the latest ticks, in bytes.
 func (a *Account) Memory() uint64 { return uint64(max(a.load(&a.c.memory), 0)) }
 
 // MemoryPeak returns the highest value of Memory so far.

@@ -31,8 +31,13 @@ func checkDeclared(m wasmbin.Module, cfg Config) error {
 			return invalid("%s declares a table of %d elements, limit %d", titleOf(m), l.Min, cfg.MaxTableElements)
 		}
 	}
-	if size := instanceSize(m); size > maxInstanceSize {
-		return invalid("%s needs %s in each instance, beside its memory, limit %s", titleOf(m), inBytes(size), inBytes(maxInstanceSize))
+	return checkInstanceSize(titleOf(m)+" needs", instanceSize(m))
+}
+
+// checkInstanceSize returns an error, which begins with what, if instances are too large.
+func checkInstanceSize(what string, size uint64) error {
+	if size > maxInstanceSize {
+		return invalid("%s %s in each instance, beside its memory, limit %s", what, inBytes(size), inBytes(maxInstanceSize))
 	}
 	return nil
 }
@@ -46,10 +51,10 @@ const (
 )
 
 // instanceSize estimates the host's memory for an instance of a module, in bytes, beside its memory and its tables: wasmtime
-// keeps 32 bytes for each function that the module refers to, 16 for each global, 12 for each data segment, about 32 for each
-// segment of elements, and a few objects for each import.
+// keeps 32 bytes for each function to which the module refers (here all), 16 for each global and for each element of a passive
+// segment, 12 for each data segment, and a few objects for each import.
 func instanceSize(m wasmbin.Module) uint64 {
-	return 32*uint64(m.Functions) + 16*uint64(m.Globals) + 12*uint64(m.Segments) + 32*uint64(m.Elements) + 128*uint64(len(m.Imports))
+	return 32*uint64(m.Functions) + 16*(uint64(m.Globals)+m.Elements) + 12*uint64(m.Segments) + 128*uint64(len(m.Imports))
 }
 
 func titleOf(m wasmbin.Module) string {

@@ -313,8 +313,8 @@ func (i *Instance) CPU() time.Duration {
 	return time.Duration(C.tw_load(&i.c.cpu))
 }
 
-// Memory returns the size of the guest's linear memory in bytes at the latest tick, or 0 once the instance is released.
-// (On the component path it returns the declared minimum size.)
+// Memory returns the size of the guest's linear memory at the latest tick, with what is charged beside it, in bytes, or 0
+// once the instance is released. (On the component path the memory has its declared minimum size.)
 func (i *Instance) Memory() uint64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -451,7 +451,8 @@ func (i *Instance) trapped(text string) error {
 // full reports whether the guest's memory is so near its limit that lack of memory is the likely cause of a trap or
 // exit. A trap or an exit is the only way in which a guest's allocator can report a refused allocation.
 func (i *Instance) full() bool {
-	return i.size() > 0 && i.size()+i.limit/8+wasmbin.PageSize > i.limit
+	memory := i.size() - min(i.size(), i.code.img.charged())
+	return memory > 0 && memory+i.limit/8+wasmbin.PageSize > i.limit
 }
 
 func (i *Instance) size() uint64 { return uint64(C.tw_load(&i.c.mem)) }

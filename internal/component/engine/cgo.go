@@ -7,7 +7,9 @@ package engine
 import "C"
 
 import (
+	"crypto/sha256"
 	"embed"
+	"encoding/hex"
 	"regexp"
 	"unsafe"
 )
@@ -24,6 +26,19 @@ var wasmtimeVersion = func() string {
 		panic(err) // it is embedded
 	}
 	return string(regexp.MustCompile(`name = "wasmtime"\nversion = "(.*)"`).FindSubmatch(lock)[1])
+}()
+
+// crateSum is the beginning of a checksum of the crate's files.
+var crateSum = func() string {
+	sum := sha256.New()
+	for _, name := range []string{"Cargo.toml", "Cargo.lock", "lib.rs"} {
+		b, err := crate.ReadFile("wasmtime/" + name)
+		if err != nil {
+			panic(err) // it is embedded
+		}
+		sum.Write(b)
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:4])
 }()
 
 // cString copies a string to C memory. The caller must call free.

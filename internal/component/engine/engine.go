@@ -42,10 +42,10 @@ type Engine struct {
 	forwarders forwarders
 }
 
-// Fingerprint identifies everything that compiled code depends on: the version of wasmtime, the configuration of the
-// engine and the target. Use it in the keys of a cache of code images.
+// Fingerprint identifies everything that compiled code depends on: wasmtime with its version and features, the
+// configuration of the engine and the target. Use it in the keys of a cache of code images.
 func Fingerprint() string {
-	return fmt.Sprintf("wasmtime-%s+%d-%s-%s", wasmtimeVersion, codeVersion, runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("wasmtime-%s+%d-%s-%s-%s", wasmtimeVersion, codeVersion, crateSum, runtime.GOOS, runtime.GOARCH)
 }
 
 // New makes an engine and maps the pool's address space. If there is no address space left, the error is
@@ -244,17 +244,21 @@ func (e *Engine) compileModule(ctx context.Context, m wasmbin.Module, img *image
 	if err := checkImports(len(m.Imports)); err != nil {
 		return err
 	}
+	m.MergeData()
 	detached, err := img.detach(m)
 	if err != nil {
 		return err
 	}
 	code := m.Code
 	if detached != nil {
-		code = detached.Code
+		if code = detached.Code; !m.Counted {
+			m.Segments = 0 // the host fills the memory
+		}
 		if img.memory, err = compiled(e.plain, detached.Memory); err != nil {
 			return err
 		}
 	}
+	img.InstanceSize = instanceSize(m)
 	return e.addModule(ctx, code, img)
 }
 
@@ -270,7 +274,7 @@ func (e *Engine) addModule(ctx context.Context, code []byte, img *image) error {
 
 // compiled compiles a core module and returns the serialized code.
 func compiled(engine *C.wasm_engine_t, code []byte) ([]byte, error) {
-	m, err := newModule(engine, wasmbin.MergeData(code))
+	m, err := newModule(engine, code)
 	if err != nil {
 		return nil, err
 	}
@@ -357,12 +361,19 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 			return err
 		}
 	}
-	for _, m := range plan.Modules {
+	sizes := make([]uint64, len(plan.Modules))
+	for k, m := range plan.Modules {
+		m.MergeData()
+		sizes[k] = instanceSize(m)
 		if err := e.addModule(ctx, m.Code, img); err != nil {
 			return err
 		}
 	}
-	return nil
+	img.InstanceSize = 0
+	for _, s := range plan.Steps {
+		img.InstanceSize += sizes[s.Module]
+	}
+	return checkInstanceSize("the component's core instances need", img.InstanceSize)
 }
 
 // inspectComponent compiles a component, or its skeleton, describes it in img, and returns the serialized code.

@@ -20,7 +20,7 @@ type inspection struct {
 	Exports      []Item
 	Resources    []resourceItem // only imported resources
 	MinMemory    uint64         // total bytes of memory that the guest's core modules declare
-	InstanceSize uint64         // as instanceSize, of all core modules
+	InstanceSize uint64         // of an instance of the guest, as instanceSize
 	Memories     int            // number of memories that the guest's core modules define
 	Plan         *wasmbin.Plan  // of the core path, without its Modules; nil if the first core module suffices
 	Start        bool           // the core path of a command calls _start
@@ -28,6 +28,11 @@ type inspection struct {
 	CoreWASI     bool           // the core module imports preview 1
 	CoreWaits    bool           // the core module imports functions of preview 1 that can wait
 	Snapshot     snapshotInspection
+}
+
+// charged returns the bytes that an instance takes beside its memory, as far as they are charged to a pod.
+func (in *inspection) charged() uint64 {
+	return max(in.InstanceSize, freeInstanceSize) - freeInstanceSize
 }
 
 // resourceItem is a resource that the guest imports as Interface#Name. Of is the resource's name in the interface that

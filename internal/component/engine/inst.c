@@ -229,14 +229,18 @@ static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
   wasm_trap_t *trap = NULL;
   size_t n = p->param_core == TW_NONE ? 1 : p->param_core;
   wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &fn.of.func, v, n > 1 ? n : 1, &trap);
-  if (tw_took(i, err, trap) || !lift_result(i, p, v, out)) return;
+  if (tw_took(i, err, trap)) return;
+  if (i->handles.borrows) { // it cannot drop them any more
+    tw_fail(i, TW_ABI, "the guest keeps a borrowed handle");
+    return;
+  }
+  if (!lift_result(i, p, v, out)) return;
   if (f->post) {
     i->inside = true;
     err = wasmtime_func_call_unchecked(i->cx, &post.of.func, v, 1, &trap);
     i->inside = false;
     if (tw_took(i, err, trap)) afterwards(i);
   }
-  if (i->handles.borrows && !i->spent) tw_fail(i, TW_ABI, "the guest keeps a borrowed handle");
 }
 
 static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {

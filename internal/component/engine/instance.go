@@ -147,7 +147,7 @@ func (i *Instance) memoryLimit() (uint64, error) {
 		limit = min(limit, i.opts.MaxMemory)
 	}
 	if a := i.opts.Account; a != nil && a.limit() > 0 {
-		limit = min(limit, a.limit())
+		limit = min(limit, a.limit()-min(a.limit(), i.code.img.charged()))
 	}
 	if need := max(i.code.img.MinMemory, i.opts.Snapshot.memory()); need > limit {
 		return 0, fmt.Errorf("%w: it declares %s, its limit is %s", ErrMemory, inBytes(need), inBytes(limit))
@@ -191,7 +191,7 @@ func (i *Instance) copts() C.tw_opts {
 		go_: C.uintptr_t(i.handle), budget: C.int64_t(i.opts.Deadline),
 		max_memory: C.uint64_t(i.limit), max_table: C.uint64_t(i.code.engine.cfg.MaxTableElements),
 		max_calls: C.uint64_t(i.opts.MaxHostCalls), max_value: defaultMaxValue, max_handles: defaultMaxHandles,
-		min_memory: C.uint64_t(i.code.img.MinMemory), own: C.int64_t(max(i.code.img.InstanceSize, freeInstanceSize) - freeInstanceSize), memories: C.uint32_t(i.code.img.Memories),
+		min_memory: C.uint64_t(i.code.img.MinMemory), own: C.int64_t(i.code.img.charged()), memories: C.uint32_t(i.code.img.Memories),
 		nargs: C.uint32_t(len(i.opts.Args)), nenv: C.uint32_t(len(i.opts.Env)), capture: C.bool(i.opts.Capture),
 		npreopens: C.uint32_t(len(i.opts.Preopens)), stdin_fd: -1,
 	}

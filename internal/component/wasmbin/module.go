@@ -11,9 +11,12 @@ type Module struct {
 	// Memories and Tables are the memories and tables that the module defines, without the imported memories and
 	// tables.
 	Memories, Tables []Limits
-	// Functions, Globals and Elements are the numbers of functions, globals and element segments that the module defines,
-	// Segments that of data segments to which its code can refer.
-	Functions, Globals, Elements, Segments uint32
+	// Functions, Globals and Segments are the numbers of functions, globals and data segments that the module defines.
+	Functions, Globals, Segments uint32
+	// Counted: a section counts the data segments; without it, no code can refer to them (5.5.15).
+	Counted bool
+	// Elements is the number of elements in passive element segments, or more.
+	Elements uint64
 }
 
 // HasExport reports whether the module has an export of that name and kind.
@@ -63,8 +66,10 @@ func parseModule(b []byte) (Module, error) {
 		case moduleGlobals:
 			m.Globals = c.u32()
 		case moduleElements:
-			m.Elements = c.u32()
+			m.Elements = c.passiveElements()
 		case moduleCount:
+			m.Counted = true
+		case moduleData:
 			m.Segments = c.u32()
 		case moduleExports:
 			c.each(func() {
@@ -126,4 +131,42 @@ func (m *Module) table(c *cursor) {
 	}
 	c.refType()
 	m.Tables = append(m.Tables, c.limits())
+}
+
+// passiveElements counts the elements in passive element segments (5.5.12). What it cannot read counts as one for each byte.
+func (c *cursor) passiveElements() (n uint64) {
+	var s state // for constant expressions
+	for left := c.u32(); left > 0 && c.err == nil; left-- {
+		flags := c.u8()
+		if flags&1 == 0 {
+			if flags&2 != 0 {
+				c.u32() // the table
+			}
+			s.constant(c)
+		}
+		if flags&3 != 0 { // the kind or the type of the elements
+			if flags&4 != 0 {
+				c.refType()
+			} else {
+				c.u8()
+			}
+		}
+		count := c.u32()
+		if flags&3 == 1 {
+			n += uint64(count)
+		}
+		for ; count > 0 && c.err == nil; count-- {
+			if flags&4 != 0 {
+				s.constant(c)
+			} else {
+				c.u32()
+			}
+		}
+		if s.reason != "" || flags > 7 || c.err != nil {
+			n += uint64(len(c.rest))
+			break
+		}
+	}
+	c.err = nil // the engine checks the section
+	return n
 }
