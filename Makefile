@@ -20,6 +20,8 @@ DESTDIR     ?=
 PREFIX      ?= /usr/local
 # Flags for go build; releases use -trimpath. (Without it, the tests share the build cache.)
 BUILDFLAGS  ?=
+# Flags for the linker; releases have no build ID, which would depend on where the checkout is.
+LINKFLAGS   ?=
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 NETWORKDIR  ?= $(dir $(UNITDIR))network
 
@@ -61,11 +63,11 @@ update-engine: ## take the newest fixes of wasmtime's line, test them, and measu
 
 .PHONY: build
 build: engine ## build the programs into build/bin: tripod (static), tripod-wasm (the worker with the Wasm engine) and others; build/test/bin for the tests
-	hack/patience.sh 'build: tripod' go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod
-	CGO_ENABLED=1 hack/patience.sh 'build: tripod-wasm' go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-wasm
-	go build $(BUILDFLAGS) -ldflags '-s -w' -o build/obj/ ./cmd/tripod-vmwrap
-	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-agent
-	hack/patience.sh 'build: tripod for tests' go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o build/obj/test/ ./cmd/tripod
+	hack/patience.sh 'build: tripod' go build $(BUILDFLAGS) -ldflags '-s -w $(LINKFLAGS) -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod
+	CGO_ENABLED=1 hack/patience.sh 'build: tripod-wasm' go build $(BUILDFLAGS) -ldflags '-s -w $(LINKFLAGS) -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-wasm
+	go build $(BUILDFLAGS) -ldflags '-s -w $(LINKFLAGS)' -o build/obj/ ./cmd/tripod-vmwrap
+	go build -trimpath -ldflags '-s -w $(LINKFLAGS) -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-agent
+	hack/patience.sh 'build: tripod for tests' go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w $(LINKFLAGS) -X main.version=$(VERSION)' -o build/obj/test/ ./cmd/tripod
 	@install -CDt $(dir $(BIN)) build/obj/tripod*
 	@install -CDt $(dir $(TESTBIN)) build/obj/test/tripod
 	@cd $(dir $(TESTBIN)) && for p in $(notdir $(WORKER) $(VMWRAP) $(AGENT)); do [ -L $$p ] || ln -s ../../bin/$$p; done

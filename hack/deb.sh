@@ -14,7 +14,7 @@ export SOURCE_DATE_EPOCH
 
 root=build/deb
 rm -rf "$root" && mkdir -p "$root/DEBIAN" build/release
-make install VERSION="$VERSION" BUILDFLAGS='-trimpath -buildvcs=false' DESTDIR="$root" PREFIX=/usr UNITDIR=/lib/systemd/system
+make install VERSION="$VERSION" BUILDFLAGS='-trimpath -buildvcs=false' LINKFLAGS=-buildid= DESTDIR="$root" PREFIX=/usr UNITDIR=/lib/systemd/system
 
 # The configuration has every key, commented out, so that an upgrade can change a default.
 install -d "$root/etc/tripod"
@@ -26,7 +26,8 @@ doc=$root/usr/share/doc/tripod
 install -D -m 0644 -t "$doc" dist/debian/copyright README.md SECURITY.md
 gzip -9n <CHANGELOG.md >"$doc/changelog.gz"
 gzip -9n "$root"/usr/share/man/man1/*
-hack/engine.sh crates | go run ./hack/licenses "$doc/licenses" "$root"/usr/bin/*
+hack/engine.sh crates >build/crates
+go run ./hack/licenses "$doc/licenses" "$root"/usr/bin/* <build/crates
 
 # dpkg-shlibdeps finds out which version of libc the worker needs, and insists on a debian/control.
 mkdir -p build/shlibs/debian

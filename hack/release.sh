@@ -13,9 +13,10 @@ hack/notes.sh "$VERSION" >build/release/NOTES.md
 
 name=tripod-$VERSION-linux-$(go env GOARCH)
 root=build/release/root
-make install VERSION="$VERSION" BUILDFLAGS='-trimpath -buildvcs=false' DESTDIR="$root"
+make install VERSION="$VERSION" BUILDFLAGS='-trimpath -buildvcs=false' LINKFLAGS=-buildid= DESTDIR="$root"
 install -m 0644 LICENSE CHANGELOG.md "$root"
-hack/engine.sh crates | go run ./hack/licenses "$root/licenses" "$root"/usr/local/bin/*
+hack/engine.sh crates >build/crates
+go run ./hack/licenses "$root/licenses" "$root"/usr/local/bin/* <build/crates
 chmod -R u=rwX,go=rX "$root"
 tar -C "$root" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -c . | gzip -9n >"build/release/$name.tar.gz"
 
@@ -23,7 +24,7 @@ tar -C "$root" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE
 make build/tools/syft
 SYFT_CHECK_FOR_APP_UPDATE=false SYFT_GOLANG_SEARCH_LOCAL_MOD_CACHE_LICENSES=true build/tools/syft scan --quiet "dir:$root/usr/local/bin" \
   --source-name tripod --source-version "$VERSION" -o cyclonedx-json |
-  jq -S --arg root "$PWD/$root" --rawfile crates <(hack/engine.sh crates) 'del(.serialNumber, .metadata.timestamp) | .components[].name |= ltrimstr($root) |
+  jq -S --arg root "$PWD/$root" --rawfile crates build/crates 'del(.serialNumber, .metadata.timestamp) | .components[].name |= ltrimstr($root) |
     .components += [$crates | rtrimstr("\n") | split("\n")[] | split("\t") |
       {type: "library", name: .[0], version: .[1], purl: "pkg:cargo/\(.[0])@\(.[1])", "bom-ref": "pkg:cargo/\(.[0])@\(.[1])", licenses: [{expression: (.[2] | gsub(" */ *"; " OR "))}]}]' >"build/release/$name.cdx.json"
 rm -rf "$root"

@@ -91,7 +91,7 @@ if ! dpkg-query -W -f '${db:Status-Status}\n' libvirt-daemon-system-systemd 2>/d
 fi
 
 command -v go >/dev/null || die "Go $(awk '$1 == "go" {print $2}' go.mod) or later is needed and 'go' is not in PATH; see https://go.dev/dl"
-hack/engine.sh check
+[ -n "${1-}" ] || hack/engine.sh check
 
 mapfile -t want < <(missing "${packages[@]}")
 if [ ${#want[@]} -gt 0 ]; then
@@ -108,10 +108,10 @@ if [ ${#want[@]} -gt 0 ]; then
   [ ${#want[@]} -eq 0 ] || die "still not installed: ${want[*]}"
 fi
 
-# Download all modules at once, so that everything else works offline. The stamp saves half a second of checking.
+# Download all crates and modules at once, so that everything else works offline. The stamp saves half a second of checking.
 stamp=build/.modules
 plugins=internal/cli/scaffold/plugins.mod # of `tripod component new`
-if ! [ "$stamp" -nt go.sum ] || ! [ "$stamp" -nt "$plugins" ] || ! [ -d "$(go env GOMODCACHE)/cache/download" ]; then
-  { go mod download && for dir in sdk/go examples/wasm/greeter-go test/guests; do go -C "$dir" mod download || exit 1; done && go mod download -modfile="$plugins"; } || die "go mod download failed: the Go module proxy cannot be reached, or go.sum does not match"
+if ! [ "$stamp" -nt go.sum ] || ! [ "$stamp" -nt internal/component/engine/wasmtime/Cargo.lock ] || ! [ "$stamp" -nt "$plugins" ] || ! [ -d "$(go env GOMODCACHE)/cache/download" ]; then
+  { hack/engine.sh fetch && go mod download && for dir in sdk/go examples/wasm/greeter-go test/guests; do go -C "$dir" mod download || exit 1; done && go mod download -modfile="$plugins"; } || die "a download failed: the Go module proxy or crates.io cannot be reached, or go.sum does not match"
   mkdir -p build && touch "$stamp"
 fi
