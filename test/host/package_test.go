@@ -15,7 +15,7 @@ func openEdgeDoor(t *testing.T) {
 	t.Cleanup(func() {
 		node.run(t, `systemctl disable --now --quiet tripod-orchestrator; mv /root/config.toml /etc/tripod/; rm -rf /var/lib/tripod-orchestrator; systemctl restart tripod`)
 	})
-	node.run(t, `cp /etc/tripod/config.toml /root/ && printf '[edge]\nenabled = true\nmodule_roots = ["/payload/examples/edge"]\n' >>/etc/tripod/config.toml
+	node.run(t, `cp /etc/tripod/config.toml /root/ && printf '[wasm]\ncompile_timeout = "10m"\n[edge]\nenabled = true\nmodule_roots = ["/payload/examples/edge"]\n' >>/etc/tripod/config.toml
 	systemctl restart tripod && systemctl enable --now --quiet tripod-orchestrator`)
 }
 

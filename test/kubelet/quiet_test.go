@@ -76,7 +76,7 @@ var (
 	// and of a probe whose answer came too late for the pod's namespace.
 	ofSlowness = regexp.MustCompile(`"Housekeeping took longer than expected"|"Failed to get system container stats"|/apis?/.*(Client.Timeout exceeded|context deadline exceeded)|` +
 		`"(Error updating|Unable to update) node status|"Failed to (update lease|ensure lease exists)|the object has been modified|kube-api-access-.*no relationship found|` +
-		`"Server rejected event \(will not retry!\)" err="namespaces .* not found"`)
+		`"Server rejected event \(will not retry!\)" err="namespaces .* not found"|failed to sync (configmap|secret) cache: timed out waiting for the condition`)
 )
 
 // kill is the time from a kill of the daemon until its next process answers.
