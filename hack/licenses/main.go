@@ -23,7 +23,7 @@ import (
 )
 
 // licenseFile matches the names under which modules keep their license, and the notices that go with it.
-var licenseFile = regexp.MustCompile(`(?i)^((un)?licen[sc]e|copying|copyright|notice|patents)([.-].*)?$`)
+var licenseFile = regexp.MustCompile(`(?i)^((un)?licen[sc]e|copying|copyright-library|notice|patents)([.-].*)?$`)
 
 func main() {
 	if len(os.Args) < 3 {
