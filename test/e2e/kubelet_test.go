@@ -373,7 +373,9 @@ func kubeSharedProcesses(t *testing.T, k *kubelet) {
 	p := k.newPod("shared", a, b)
 	p.sharePID = true
 	s := k.states(p, "a running, b running")
-	if _, _, err := k.runtime.ExecSync(context.Background(), s.of(b).Id, shell(`for p in /proc/[0-9]*; do tr '\0' ' ' <$p/cmdline | grep -q '^sleep 7655' && kill -9 ${p#/proc/}; done; true`), 0); err != nil {
+	// A container runs before its runtime has become its program.
+	kill := `until [ "$killed" ]; do for p in /proc/[0-9]*; do tr '\0' ' ' <$p/cmdline | grep -q '^sleep 7655' && kill -9 ${p#/proc/} && killed=1; done; done; true`
+	if _, _, err := k.runtime.ExecSync(context.Background(), s.of(b).Id, shell(kill), time.Minute); err != nil {
 		t.Error(err)
 	}
 	s = k.wait(p, func(s *podStatus) error {
