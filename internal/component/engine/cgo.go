@@ -7,39 +7,28 @@ package engine
 import "C"
 
 import (
-	"crypto/sha256"
-	"embed"
-	"encoding/hex"
-	"regexp"
+	_ "embed"
+	"strings"
 	"unsafe"
 )
 
-// crate makes this package depend on the crate that hack/engine.sh builds: go build does not see that the library changed.
-//
-//go:embed wasmtime/Cargo.toml wasmtime/Cargo.lock wasmtime/lib.rs
-var crate embed.FS
+// The files of the crate that hack/engine.sh builds. They make this package depend on it: go build does not see that the
+// library changed.
+var (
+	//go:embed wasmtime/Cargo.toml
+	crateManifest string
+	//go:embed wasmtime/Cargo.lock
+	crateLock string
+	//go:embed wasmtime/lib.rs
+	crateSource string
+)
 
 // wasmtimeVersion returns the version of wasmtime in the crate's lock file.
-var wasmtimeVersion = func() string {
-	lock, err := crate.ReadFile("wasmtime/Cargo.lock")
-	if err != nil {
-		panic(err) // it is embedded
-	}
-	return string(regexp.MustCompile(`name = "wasmtime"\nversion = "(.*)"`).FindSubmatch(lock)[1])
-}()
-
-// crateSum is the beginning of a checksum of the crate's files.
-var crateSum = func() string {
-	sum := sha256.New()
-	for _, name := range []string{"Cargo.toml", "Cargo.lock", "lib.rs"} {
-		b, err := crate.ReadFile("wasmtime/" + name)
-		if err != nil {
-			panic(err) // it is embedded
-		}
-		sum.Write(b)
-	}
-	return hex.EncodeToString(sum.Sum(nil)[:4])
-}()
+func wasmtimeVersion() string {
+	_, after, _ := strings.Cut(crateLock, "name = \"wasmtime\"\nversion = \"")
+	version, _, _ := strings.Cut(after, "\"")
+	return version
+}
 
 // cString copies a string to C memory. The caller must call free.
 func cString(s string) (p *C.char, free func()) {

@@ -168,7 +168,7 @@ func TestDamagedImages(t *testing.T) {
 		b[at] ^= 1
 		return b
 	}
-	other := bytes.Replace(img, []byte("wasmtime-"+wasmtimeVersion), []byte("wasmtime-39.0.1"), 1)
+	other := bytes.Replace(img, []byte("wasmtime-"+wasmtimeVersion()), []byte("wasmtime-39.0.1"), 1)
 	for name, b := range map[string][]byte{
 		"nothing": nil, "magic": flipped(0), "sum": flipped(20), "fingerprint": flipped(50), "middle": flipped(len(img) / 2),
 		"end": flipped(len(img) - 1), "truncated": img[:len(img)-1], "half": img[:len(img)/2], "longer": append(bytes.Clone(img), 0),

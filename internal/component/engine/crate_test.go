@@ -19,8 +19,8 @@ func TestCrate(t *testing.T) {
 		return b
 	}
 	version := regexp.MustCompile(`#define WASMTIME_VERSION "(.*)"`).FindSubmatch(header("wasmtime.h"))
-	if version == nil || string(version[1]) != wasmtimeVersion {
-		t.Errorf("build/engine has wasmtime %s, the crate %s: run `make engine`", version, wasmtimeVersion)
+	if version == nil || string(version[1]) != wasmtimeVersion() {
+		t.Errorf("build/engine has wasmtime %s, the crate %s: run `make engine`", version, wasmtimeVersion())
 	}
 	var features []string
 	for _, m := range regexp.MustCompile(`(?m)^#define WASMTIME_FEATURE_(\w+)`).FindAllSubmatch(header("wasmtime/conf.h"), -1) {

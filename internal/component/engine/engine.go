@@ -6,11 +6,13 @@ import "C"
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -44,9 +46,12 @@ type Engine struct {
 
 // Fingerprint identifies everything that compiled code depends on: wasmtime with its version and features, the
 // configuration of the engine and the target. Use it in the keys of a cache of code images.
-func Fingerprint() string {
-	return fmt.Sprintf("wasmtime-%s+%d-%s-%s-%s", wasmtimeVersion, codeVersion, crateSum, runtime.GOOS, runtime.GOARCH)
-}
+func Fingerprint() string { return fingerprint() }
+
+var fingerprint = sync.OnceValue(func() string {
+	crate := sha256.Sum256([]byte(crateManifest + crateLock + crateSource))
+	return fmt.Sprintf("wasmtime-%s+%d-%x-%s-%s", wasmtimeVersion(), codeVersion, crate[:4], runtime.GOOS, runtime.GOARCH)
+})
 
 // New makes an engine and maps the pool's address space. If there is no address space left, the error is
 // errdefs.ErrResourceExhausted.

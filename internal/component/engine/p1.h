@@ -1,4 +1,4 @@
-// Shared declarations of the preview 1 files. Each needs only those below it:
+// Shared declarations of the preview 1 files. Each needs only those to its right:
 //
 //	p1.c ──┬─▶ p1poll.c ──▶ p1channel.c ──┬─▶ p1fd.c
 //	       └─▶ p1pass.c ──┬─▶ p1list.c ───┘
