@@ -70,7 +70,7 @@ func TestCgroupsAreReadOnly(t *testing.T) {
 				id := runContainer(t, client, handler, append(change, func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 					c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20}
 				})...)
-				out := node.run(t, `tripod exec %s sh -c 'cat /proc/self/cgroup; cat /sys/fs/cgroup/memory.max; echo max >/sys/fs/cgroup/memory.max; mkdir /sys/fs/cgroup/new; true'`, id)
+				out := node.run(t, `tripod exec %s sh -c 'exec 2>&1; cat /proc/self/cgroup; cat /sys/fs/cgroup/memory.max; echo max >/sys/fs/cgroup/memory.max; mkdir /sys/fs/cgroup/new; true'`, id)
 				if !strings.HasPrefix(out, "0::/\n") || strings.Count(out, "Read-only file system") != 2 {
 					t.Errorf("cgroup, limit and writes inside: got %q, want the root of a namespace and two refusals", out)
 				}
