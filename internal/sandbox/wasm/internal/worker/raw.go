@@ -32,7 +32,8 @@ type rawCall struct {
 	stop   func() bool // ends the wake-up of the guest at the end of ctx; nil before the guest asked for its events
 }
 
-// inbox holds what the client sends next. A guest that does not want to block has its message received by a goroutine.
+// inbox holds what the client sends next. The first message of a client that sends only one is there when the call begins.
+// Others are received by a goroutine, for guests that do not want to block.
 type inbox struct {
 	mu       sync.Mutex
 	arriving chan struct{} // closed when the Receive in progress returns; nil if there is none
@@ -40,6 +41,7 @@ type inbox struct {
 	full     bool          // message or err is what the guest sees next
 	message  []byte
 	err      error
+	told     bool // receive has announced the message; used only by the guest's thread
 }
 
 // rawHost returns the host functions of the raw world.
@@ -81,6 +83,13 @@ func rawSignature() engine.Signature {
 
 // invokeRaw runs one call of a guest in the raw world.
 func (s *server) invokeRaw(ctx context.Context, m *dataplane.Method, c dataplane.Call, limits workerapi.Limits, b *buffer) error {
+	in := new(inbox)
+	if !m.Desc.IsStreamingClient() { // so no guest waits for it, and none is needed if it never comes
+		if in.message, in.err = c.Receive(); in.err != nil && in.err != io.EOF {
+			return in.err
+		}
+		in.full = true
+	}
 	b.args = appendContext(ctx, b.args[:0], m.Procedure, c)
 	if _, ok := ctx.Deadline(); !ok && !m.Desc.IsStreamingClient() && !m.Desc.IsStreamingServer() {
 		var cancel context.CancelFunc // set after the context is encoded, as for typed functions
@@ -93,7 +102,7 @@ func (s *server) invokeRaw(ctx context.Context, m *dataplane.Method, c dataplane
 	}
 	defer func() { s.put(g, limits) }()
 	g.call.begin(c)
-	g.call.raw = rawCall{ctx: ctx, inbox: new(inbox)}
+	g.call.raw = rawCall{ctx: ctx, inbox: in}
 	defer g.call.endRaw()
 	within, cancel := withGrace(ctx, rawGrace)
 	defer cancel()
@@ -169,6 +178,7 @@ func rawReceive(hc *engine.HostCall, c *grpcCall, args *wit.Reader) ([]byte, err
 	if in.err != nil {
 		return c.fail(in.err), nil
 	}
+	in.told = true
 	return wit.AppendU32(wit.AppendCase(wit.AppendCase(c.reply[:0], resultOK), protowit.ReceivedMessage), uint32(len(in.message))), nil
 }
 
@@ -202,11 +212,11 @@ func rawTake(hc *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
 	in := c.raw.inbox
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if !in.full || in.err != nil {
+	if !in.told {
 		return nil, errors.New("take was called without a message that receive announced")
 	}
 	reply := keep(&c.reply, wit.AppendBytes(c.reply[:0], in.message))
-	in.message, in.full = nil, false
+	in.message, in.full, in.told = nil, false, false
 	return reply, nil
 }
 
