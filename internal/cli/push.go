@@ -215,6 +215,9 @@ func (d *description) judge(ctx context.Context, spec *artifact.Spec) (*pushed, 
 		result.Route.RefuseSnapshot(served.noSnapshot)
 		result.Warnings = append(result.Warnings, "each request will initialize the component again: "+served.noSnapshot)
 	}
+	if served.noWarmUp != "" {
+		result.Warnings = append(result.Warnings, "the warm-up will be undone: "+served.noWarmUp)
+	}
 	return result, nil
 }
 
@@ -276,13 +279,13 @@ func (p *push) manifestAnnotations() (map[string]string, error) {
 type served struct {
 	interfaces, services []string
 	methods              []protoreflect.MethodDescriptor
-	noSnapshot           string // why each request will initialize the component, or ""
+	noSnapshot, noWarmUp string // why each request will initialize the component, or do what the warm-up did, or ""
 }
 
 // describe sets the component's descriptors in spec and returns what it serves, which is nothing for a component without
 // services.
 func (d *description) describe(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) (served, error) {
-	services, noSnapshot := d.services, ""
+	services, noSnapshot, noWarmUp := d.services, "", ""
 	var err error
 	switch {
 	case len(spec.Descriptors) > 0: // those of an image
@@ -318,14 +321,14 @@ func (d *description) describe(ctx context.Context, spec *artifact.Spec, outline
 		if services, err = chooseServices(services, own.Services); err != nil {
 			return served{}, err
 		}
-		noSnapshot = own.NoSnapshot
+		noSnapshot, noWarmUp = own.NoSnapshot, own.NoWarmUp
 	case len(services) > 0:
 		return served{}, fmt.Errorf("--service needs --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
 	default:
 		return served{}, nil
 	}
 	s, err := serves(spec, services, artifact.IsRaw(outline))
-	s.noSnapshot = noSnapshot
+	s.noSnapshot, s.noWarmUp = noSnapshot, noWarmUp
 	return s, err
 }
 

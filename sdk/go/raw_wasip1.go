@@ -322,11 +322,18 @@ func lowerStatus(st *status.Status) unsafe.Pointer {
 	return unsafe.Pointer(&result.low)
 }
 
+// lowerText writes the error of a result<_, string> to result.
+func lowerText(err error) unsafe.Pointer {
+	text := []byte(err.Error())
+	l := listOf(text)
+	result.low, result.keep, result.details = lowResult{1, lowStatus{code: l.at, message: list{at: l.size}}}, [][]byte{text}, nil
+	return unsafe.Pointer(&result.low)
+}
+
 // describe is tripod:grpc/descriptors#describe: func() -> result<description, string>.
 //
 //go:wasmexport tripod:grpc/descriptors@0.1.0#describe
 func describe() unsafe.Pointer {
-	result.low, result.keep, result.details = lowResult{}, nil, nil
 	s, err := server()
 	var services []string
 	var files []byte
@@ -334,13 +341,9 @@ func describe() unsafe.Pointer {
 		services, files, err = s.describe()
 	}
 	if err != nil {
-		text := []byte(err.Error())
-		l := listOf(text)
-		result.keep = [][]byte{text}
-		result.low = lowResult{1, lowStatus{code: l.at, message: list{at: l.size}}}
-		return unsafe.Pointer(&result.low)
+		return lowerText(err)
 	}
-	result.keep = [][]byte{files}
+	result.low, result.keep, result.details = lowResult{}, [][]byte{files}, nil
 	for _, name := range services {
 		b := []byte(name)
 		result.keep, result.details = append(result.keep, b), append(result.details, listOf(b))

@@ -4,6 +4,7 @@ package tripodgrpc
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -18,6 +19,9 @@ const defaultAddress = "127.0.0.1:50051"
 // grpc-go server without TLS on the address HOST:PORT in the environment variable TRIPODGRPC_ADDRESS (127.0.0.1:50051
 // by default), prints the address to the standard error, and returns an error if it cannot listen.
 func Serve(s *Server) error {
+	if err := runWarmups(context.Background()); err != nil {
+		return fmt.Errorf("tripodgrpc: warm-up: %w", err)
+	}
 	listener, err := net.Listen("tcp", cmp.Or(os.Getenv("TRIPODGRPC_ADDRESS"), defaultAddress))
 	if err != nil {
 		return fmt.Errorf("tripodgrpc: %w", err)

@@ -35,25 +35,25 @@ var errGenerator = errors.New("the state of the Go runtime's random number gener
 //
 //go:wasmexport tripod:grpc/snapshot@0.1.0#prepare
 func prepare() unsafe.Pointer {
-	result.low, result.keep, result.details = lowResult{}, nil, nil
 	_, err := server()
 	if err == nil && !findGenerator() {
 		err = errGenerator
 	}
 	if err != nil {
-		text := []byte(err.Error())
-		l := listOf(text)
-		result.keep = [][]byte{text}
-		result.low = lowResult{1, lowStatus{code: l.at, message: list{at: l.size}}}
-		return unsafe.Pointer(&result.low)
+		return lowerText(err)
 	}
 	// Complete the collection and the sweeping that the initialization has begun. Each instance would do it again, in
 	// pages of its own.
 	runtime.GC()
+	return lowerReadings()
+}
+
+// lowerReadings writes to result how often the runtime itself has asked for random values and for the time of day: once
+// when it started, and at each collection, for its statistics.
+func lowerReadings() unsafe.Pointer {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	// The runtime has asked for random values once, when it started, and it reads the time of day at each collection, for
-	// its statistics.
+	result.low, result.keep, result.details = lowResult{}, nil, nil
 	result.low.status.code = 1 + m.NumGC
 	return unsafe.Pointer(&result.low)
 }

@@ -35,6 +35,8 @@ type Description struct {
 	// NoSnapshot is why nodes will initialize the guest for each request, or "". What a guest does with its mounts and its
 	// environment is not known here.
 	NoSnapshot string
+	// NoWarmUp is why nodes will undo the guest's warm-up, or "".
+	NoWarmUp string
 }
 
 // ErrNoExport is the error for a module that cannot describe itself.
@@ -83,7 +85,17 @@ func run(ctx context.Context, wasm []byte, timeout time.Duration) (*Description,
 	if err != nil {
 		return nil, err
 	}
-	d.NoSnapshot, err = seen.prepare(ctx, m)
+	const prepare, warm = protowit.SnapshotInterface + "#" + protowit.Prepare, protowit.WarmInterface + "#" + protowit.Warm
+	if code.ExportedFunctions()[prepare] == nil {
+		d.NoSnapshot = fmt.Sprintf("it does not export %s; for a server in Go, use a newer version of the SDK", prepare)
+		return d, nil
+	}
+	if d.NoSnapshot, err = seen.readings(ctx, m, prepare, "initialization"); err != nil || d.NoSnapshot != "" {
+		return d, err
+	}
+	if code.ExportedFunctions()[warm] != nil {
+		d.NoWarmUp, err = seen.readings(ctx, m, warm, "warm-up")
+	}
 	return d, err
 }
 

@@ -40,7 +40,7 @@ func buildWith(t *testing.T, declarations, main string) []byte {
 	for name, text := range map[string]string{
 		"go.mod":  strings.Replace(string(mod), module, "example.com/guest", 1) + "\nrequire " + module + " v0.0.0\nreplace " + module + " => " + root + "\n",
 		"go.sum":  string(sum),
-		"main.go": "package main\n\nimport (\n\tcrand \"crypto/rand\"\n\t\"fmt\"\n\t\"math/rand/v2\"\n\t\"os\"\n\t\"time\"\n\n\tpb \"google.golang.org/grpc/interop/grpc_testing\"\n\n\ttripodgrpc \"" + module + "\"\n)\n\nvar _, _, _, _, _, _ = os.Exit, time.Sleep, pb.RegisterTestServiceServer, crand.Text, fmt.Sprint, rand.Uint64\n\nvar server = tripodgrpc.NewServer()\n\n" + declarations + "\n\nfunc main() {\n" + main + "\n}\n",
+		"main.go": "package main\n\nimport (\n\t\"context\"\n\tcrand \"crypto/rand\"\n\t\"fmt\"\n\t\"math/rand/v2\"\n\t\"os\"\n\t\"time\"\n\n\tpb \"google.golang.org/grpc/interop/grpc_testing\"\n\n\ttripodgrpc \"" + module + "\"\n)\n\nvar _ context.Context\n\nvar _, _, _, _, _, _ = os.Exit, time.Sleep, pb.RegisterTestServiceServer, crand.Text, fmt.Sprint, rand.Uint64\n\nvar server = tripodgrpc.NewServer()\n\n" + declarations + "\n\nfunc main() {\n" + main + "\n}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

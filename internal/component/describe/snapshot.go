@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/tetratelabs/wazero/api"
-
-	"github.com/tripod-run/tripod/internal/component/protowit"
 )
 
 // seen records what a guest asks for. Nodes look at the same before they begin requests from a snapshot of the guest.
@@ -29,20 +27,15 @@ func (s *seen) walltime() (sec int64, nsec int32) {
 	return now.Unix(), int32(now.Nanosecond())
 }
 
-// prepare runs the guest's prepare function, and returns why nodes will make no snapshot of the guest, or "".
-func (s *seen) prepare(ctx context.Context, m api.Module) (string, error) {
-	name := protowit.SnapshotInterface + "#" + protowit.Prepare
-	f := m.ExportedFunction(name)
-	if f == nil {
-		return fmt.Sprintf("it does not export %s; for a server in Go, use a newer version of the SDK", name), nil
-	}
-	results, err := f.Call(ctx)
+// readings runs one of the guest's functions for snapshots, and returns why nodes will make no snapshot after it, or "".
+func (s *seen) readings(ctx context.Context, m api.Module, name, what string) (string, error) {
+	results, err := m.ExportedFunction(name).Call(ctx)
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
 	if err != nil {
 		first, _, _ := strings.Cut(err.Error(), "\n")
-		return "its initialization failed: " + first, nil
+		return fmt.Sprintf("its %s failed: %s", what, first), nil
 	}
 	if len(results) != 1 {
 		return "", malformed("%s has the wrong type", name)

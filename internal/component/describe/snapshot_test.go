@@ -26,6 +26,22 @@ func TestNoSnapshot(t *testing.T) {
 	}
 }
 
+// TestNoWarmUp checks what is said about guests that do in their warm-up what each request must do for itself.
+func TestNoWarmUp(t *testing.T) {
+	for warmUp, want := range map[string]string{
+		"fmt.Sprint(rand.Uint64())": "", // renewed
+		"time.Now()":                "the time of day",
+		"crand.Text()":              "random values",
+		`panic("cold")`:             "panic: cold",
+		"os.Exit(3)":                "its warm-up failed",
+	} {
+		d, err := Run(t.Context(), buildWith(t, "", register+"tripodgrpc.Warm(func(context.Context) { "+warmUp+" }); tripodgrpc.Serve(server)"))
+		if err != nil || d.NoSnapshot != "" || (d.NoWarmUp == "") != (want == "") || !strings.Contains(d.NoWarmUp, want) {
+			t.Errorf("warm-up with %q: %+v, %v; want %q", warmUp, d, err, want)
+		}
+	}
+}
+
 // random gives a guest a number of bytes for the Go runtime that are the same in all instances, and then others.
 type random struct{ same, other *bytes.Reader }
 
@@ -64,10 +80,12 @@ func (service) FullDuplexCall(pb.TestService_FullDuplexCallServer) error {
 		}
 		defer m.Close(ctx)
 		if prepare {
-			at := uint32(call(ctx, t, m, "tripod:grpc/snapshot@0.1.0#prepare"))
-			failed, _ := m.Memory().ReadByte(at)
-			if renewed, _ := m.Memory().ReadUint32Le(at + 4); failed != 0 || renewed < 2 {
-				t.Fatalf("prepare failed (%d), or answers for %d instead of a seed and a collection", failed, renewed)
+			for n, name := range []string{"tripod:grpc/snapshot@0.1.0#prepare", "tripod:grpc/warm@0.1.0#warm"} {
+				at := uint32(call(ctx, t, m, name))
+				failed, _ := m.Memory().ReadByte(at)
+				if renewed, _ := m.Memory().ReadUint32Le(at + 4); failed != 0 || int(renewed) < 2+n {
+					t.Fatalf("%s failed (%d), or answers for %d instead of a seed and %d collections", name, failed, renewed, n+1)
+				}
 			}
 		}
 		const name = "/grpc.testing.TestService/FullDuplexCall"

@@ -18,8 +18,12 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// snapshotInterface is the interface that a guest exports if it can continue from a snapshot (sdk/wit).
-const snapshotInterface = "tripod:grpc/snapshot@0.1"
+// The interfaces that a guest exports if it can continue from a snapshot, and if it can do in advance what its first
+// request would do (sdk/wit).
+const (
+	snapshotInterface = "tripod:grpc/snapshot@0.1.0"
+	warmInterface     = "tripod:grpc/warm@0.1.0"
+)
 
 // snapshotInspection says whether instances of the guest can begin from a snapshot.
 type snapshotInspection struct {
@@ -70,12 +74,14 @@ func (c *Code) linkDetached(l *link) error {
 // PrepareSignature is the function that a guest with snapshots exports. Call it before Instance.Capture. Its result is the
 // number of random values and readings of the time of day that other instances can share, or why the guest cannot have a
 // snapshot.
-func PrepareSignature() Signature {
-	return Signature{
-		Interface: snapshotInterface + ".0", Name: "prepare",
-		Result: &wit.Type{Kind: wit.Result, Ok: &wit.Type{Kind: wit.U32}, Err: &wit.Type{Kind: wit.String}},
-	}
-}
+func PrepareSignature() Signature { return Signature{snapshotInterface, "prepare", nil, readings} }
+
+// WarmSignature is the function that a guest with snapshots can export. Call it after PrepareSignature and before
+// Instance.Capture. Its result has the same meaning.
+func WarmSignature() Signature { return Signature{warmInterface, "warm", nil, readings} }
+
+// readings is result<u32, string>.
+var readings = &wit.Type{Kind: wit.Result, Ok: &wit.Type{Kind: wit.U32}, Err: &wit.Type{Kind: wit.String}}
 
 // WhyNoSnapshot returns why instances of the guest cannot begin from a snapshot, or "" if they can.
 func (c *Code) WhyNoSnapshot() string { return c.img.whyNoSnapshot() }
@@ -110,7 +116,7 @@ const (
 )
 
 // Capture makes a snapshot of an instance that was made with InstanceOptions.Capture and that has run nothing but its
-// initialization and PrepareSignature, whose result is renewed. The snapshot's memory, of at most most bytes, belongs to
+// initialization, PrepareSignature and WarmSignature, of which the last one has returned renewed. The snapshot's memory, of at most most bytes, belongs to
 // the caller.
 //
 // The error is errdefs.ErrFailedPrecondition, and says why, if the guest's state is more than its memory: it holds

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-const prepareName = snapshotInterface + ".0#prepare"
+const prepareName = snapshotInterface + "#prepare"
 
 // snapshotModule returns a server in a core module whose prepare runs a body that leaves the address of its result on the
 // stack; at address 64 there is a result without error. Its handle adds its parameter to the word at address 32, where

@@ -11,6 +11,7 @@ const (
 	HandlerInterface     = "tripod:grpc/handler@0.1.0"
 	DescriptorsInterface = "tripod:grpc/descriptors@0.1.0"
 	SnapshotInterface    = "tripod:grpc/snapshot@0.1.0"
+	WarmInterface        = "tripod:grpc/warm@0.1.0"
 )
 
 // The functions of RawInterface.
@@ -24,11 +25,12 @@ const (
 )
 
 // Handle is the function of HandlerInterface, of type func(ContextType) -> DoneType. Describe is the function of
-// DescriptorsInterface. Prepare is the function of SnapshotInterface.
+// DescriptorsInterface. Prepare is the function of SnapshotInterface, and Warm of WarmInterface.
 const (
 	Handle   = "handle"
 	Describe = "describe"
 	Prepare  = "prepare"
+	Warm     = "warm"
 )
 
 // Cases of ReceivedType.

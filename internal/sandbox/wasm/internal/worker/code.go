@@ -33,8 +33,9 @@ type code struct {
 	bound  map[*dataplane.Method]*boundMethod
 	// In the HTTP world and the raw gRPC world:
 	handle *engine.Func
-	// prepare prepares an instance for a snapshot; nil if the component cannot have one.
-	prepare *engine.Func
+	// prepare prepares an instance for a snapshot, and warm then does what a first request would do. They are nil if the
+	// component cannot have a snapshot, or has no warm-up.
+	prepare, warm *engine.Func
 }
 
 // boundMethod is a method of the schema with the guest function that implements it.
@@ -166,6 +167,9 @@ func mapImage(file *os.File) ([]byte, error) {
 func (c *code) bind() (err error) {
 	if c.engine.WhyNoSnapshot() == "" {
 		if c.prepare, err = c.engine.Func(engine.PrepareSignature()); err != nil {
+			return err
+		}
+		if c.warm, err = c.engine.Func(engine.WarmSignature()); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 	}

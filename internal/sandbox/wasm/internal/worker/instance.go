@@ -95,7 +95,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 		return nil, err
 	}
 	if options.Capture {
-		if p.snapshots.make(ctx, g, limits); !g.Alive() {
+		if !p.snapshots.make(ctx, g, limits) {
 			g.Close()
 			return p.instantiate(ctx, limits)
 		}

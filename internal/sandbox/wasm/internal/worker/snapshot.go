@@ -42,6 +42,7 @@ type snapshotter struct {
 	current  *engine.Snapshot
 	making   bool
 	reason   string    // why the last attempt failed
+	cold     string    // why there is no warm-up, or ""
 	final    bool      // there will be none
 	attempts int       // that took too long or too much memory
 	retry    time.Time // no attempt before
@@ -49,6 +50,9 @@ type snapshotter struct {
 	timer    *time.Timer // runs while there is a snapshot
 	closed   bool
 }
+
+// errWarm means that a snapshot without the warm-up may succeed.
+var errWarm = errors.New("the warm-up failed")
 
 // errSlow means that the initialization took longer than the request could wait for it.
 var errSlow = errors.New("too long for a request")
@@ -71,8 +75,9 @@ func (s *snapshotter) get(mode workerapi.SnapshotMode) (current *engine.Snapshot
 	return nil, true
 }
 
-// make makes the snapshot from an instance that has just been initialized. If it fails, the instance may be dead.
-func (s *snapshotter) make(ctx context.Context, g *guest, limits workerapi.Limits) {
+// make makes the snapshot from an instance that has just been initialized. It returns false if no request may use the
+// instance afterwards.
+func (s *snapshotter) make(ctx context.Context, g *guest, limits workerapi.Limits) bool {
 	patience := min(s.patience, limits.RequestTimeout/2)
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = min(patience, time.Until(deadline)/2)
@@ -82,17 +87,18 @@ func (s *snapshotter) make(ctx context.Context, g *guest, limits workerapi.Limit
 	snapshot, err := s.capture(within, g, limits.Snapshot)
 	if err != nil {
 		s.failed(ctx, err)
-		return
+		return g.Alive() && !errors.Is(err, errWarm)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.making = false
 	if s.closed {
 		s.discard(snapshot)
-		return
+		return true
 	}
-	s.current, s.used, s.reason = snapshot, time.Now(), ""
+	s.current, s.used, s.reason = snapshot, time.Now(), s.cold
 	s.timer = time.AfterFunc(snapshotIdle, s.expire)
+	return true
 }
 
 // failed ends the making of a snapshot without one.
@@ -111,8 +117,13 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 	case errdefs.IsResourceExhausted(err) && !tooMuch:
 		return
 	}
-	s.final = true
-	const what = "each request initializes the component again, because there is no snapshot: "
+	what := "each request initializes the component again, because there is no snapshot: "
+	if errors.Is(err, errWarm) {
+		what = "the first uses of what the component needs are in each request: "
+		s.cold, s.attempts, s.retry = s.reason, 0, time.Time{}
+	} else {
+		s.final = true
+	}
 	s.pod.output.logLine("tripod: " + what + s.reason)
 	s.pod.worker.config.Publish(workerapi.Event{Fallback: &workerapi.Fallback{ID: s.pod.spec.ID, Reason: what + s.reason}})
 	s.pod.worker.logger.Info("no snapshot", "pod", s.pod.spec.ID, "component", s.pod.spec.Component, "err", s.reason)
@@ -120,20 +131,25 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 
 // capture makes a snapshot and charges the pod for it.
 func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.SnapshotMode) (*engine.Snapshot, error) {
-	out, err := g.Call(ctx, s.pod.code.prepare, nil, nil)
+	renewed, err := readings(ctx, g, s.pod.code.prepare, "initialization")
 	if err != nil {
-		return nil, fmt.Errorf("its initialization failed: %w", err)
+		return nil, err
 	}
-	r := wit.NewReader(out)
-	if r.Case(2) != resultOK {
-		return nil, fmt.Errorf("%s: %w", shorten(r.String()), errdefs.ErrFailedPrecondition)
+	warmed := s.pod.code.warm != nil && s.cold == ""
+	if warmed {
+		if renewed, err = readings(ctx, g, s.pod.code.warm, "warm-up"); err != nil {
+			return nil, fmt.Errorf("%w (%w)", err, errWarm)
+		}
 	}
 	one := s.pod.worker.capturing
 	if one.Acquire(ctx, 1) != nil {
 		return nil, fmt.Errorf("the worker makes the snapshots of other pods: %w", errdefs.ErrResourceExhausted)
 	}
-	snapshot, err := g.Capture(r.U32(), mode == workerapi.SnapshotAlways, maxSnapshot)
+	snapshot, err := g.Capture(renewed, mode == workerapi.SnapshotAlways, maxSnapshot)
 	one.Release(1)
+	if err != nil && warmed && errdefs.IsFailedPrecondition(err) {
+		return nil, fmt.Errorf("after its warm-up: %w (%w)", err, errWarm)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -142,6 +158,19 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 		return nil, fmt.Errorf("its %d bytes exceed what the worker may hold for the pod: %w", snapshot.Size(), errdefs.ErrResourceExhausted)
 	}
 	return snapshot, nil
+}
+
+// readings calls a function of engine.PrepareSignature's type, and returns its result.
+func readings(ctx context.Context, g *guest, f *engine.Func, what string) (uint32, error) {
+	out, err := g.Call(ctx, f, nil, nil)
+	if err != nil {
+		return 0, fmt.Errorf("its %s failed: %w", what, err)
+	}
+	r := wit.NewReader(out)
+	if r.Case(2) != resultOK {
+		return 0, fmt.Errorf("its %s failed: %s: %w", what, shorten(r.String()), errdefs.ErrFailedPrecondition)
+	}
+	return r.U32(), nil
 }
 
 // expire discards the snapshot of a pod that has been without requests.

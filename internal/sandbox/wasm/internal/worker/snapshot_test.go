@@ -23,8 +23,14 @@ import (
 // snapshotServer starts a pod with the guest testdata/snapshot.c, whose initialization does what the argument says.
 func snapshotServer(t *testing.T, do string, limits workerapi.Limits) *server {
 	t.Helper()
-	spec := workerapi.PodSpec{Limits: limits, Env: []string{"DO=" + do}, Resources: workerapi.Resources{MemoryBytes: 256 << 20}}
-	if strings.Contains(do, "file") {
+	return warmServer(t, do, "", limits)
+}
+
+// warmServer starts a pod with the guest testdata/snapshot.c, whose initialization and warm-up do what the arguments say.
+func warmServer(t *testing.T, do, warm string, limits workerapi.Limits) *server {
+	t.Helper()
+	spec := workerapi.PodSpec{Limits: limits, Env: []string{"DO=" + do, "WARM=" + warm}, Resources: workerapi.Resources{MemoryBytes: 256 << 20}}
+	if strings.Contains(do+warm, "file") {
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
 		opened, err := os.Open(dir)
@@ -108,6 +114,55 @@ func TestSnapshotRefused(t *testing.T) {
 				require.Zero(t, s.pod.account.Instances())
 			})
 		}
+	}
+}
+
+// TestWarm checks that requests begin after the warm-up, and that one that does what it must not do is undone: requests
+// begin before it, and the pod says why.
+func TestWarm(t *testing.T) {
+	for do, want := range map[string]string{
+		"": "", "monotonic": "", "renew": "",
+		"random": "random values", "clock": "time of day", "file": "reads files", "open-file": "opened or closed descriptors",
+		"close": "opened or closed descriptors", "error": "not today", "bad-result": "canonical ABI", "trap": "unreachable",
+		"exit": "exited with code 3", "call": "tripod:grpc/raw@0.1.0#receive", "fill": "limit 64 MiB", "sparse": "of data within",
+	} {
+		t.Run(do, func(t *testing.T) {
+			s := warmServer(t, "", do, workerapi.Limits{RequestTimeout: time.Hour})
+			s.pod.snapshots.patience = soon
+			warmed := map[bool]string{true: "1 warmed", false: "0 warmed"}[want == ""]
+			for range 3 {
+				answer := asked(t, s)
+				require.Contains(t, answer, "1 initialized, 0 requests, ")
+				require.Contains(t, answer, warmed)
+			}
+			state := s.pod.snapshots.state()
+			require.Positive(t, state.Bytes)
+			require.Contains(t, state.Reason, want)
+			require.Equal(t, want == "", state.Reason == "", state.Reason)
+			require.Zero(t, s.pod.account.Instances())
+		})
+	}
+	s := warmServer(t, "", "clock", workerapi.Limits{Snapshot: workerapi.SnapshotAlways})
+	require.Contains(t, asked(t, s), "1 warmed", "the pod's owner says so")
+}
+
+// TestWarmIsPatient checks that a warm-up that does not end, or needs all memory, costs a part of a few requests.
+func TestWarmIsPatient(t *testing.T) {
+	for do, why := range map[string]string{"loop": "takes longer than", "memory": "out of memory"} {
+		s := warmServer(t, "", do, workerapi.Limits{RequestTimeout: time.Minute})
+		s.pod.snapshots.patience = map[string]time.Duration{"loop": 50 * time.Millisecond, "memory": soon}[do]
+		for range snapshotAttempts - 1 {
+			s.pod.snapshots.retry = time.Time{}
+			require.Contains(t, asked(t, s), "0 initialized", do)
+		}
+		s.pod.snapshots.retry, s.pod.snapshots.patience = time.Time{}, soon
+		if do == "loop" {
+			s.pod.snapshots.patience = 200 * time.Millisecond
+		}
+		require.Contains(t, asked(t, s), "1 initialized", do)
+		require.Contains(t, asked(t, s), "0 warmed", do)
+		require.Contains(t, s.pod.snapshots.state().Reason, why)
+		require.Zero(t, s.pod.account.Instances())
 	}
 }
 

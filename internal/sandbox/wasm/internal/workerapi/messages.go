@@ -249,7 +249,7 @@ const (
 type SnapshotState struct {
 	// Bytes is its memory, or 0 if there is none.
 	Bytes int64 `json:"bytes,omitempty"`
-	// Reason is why there will be none, or "".
+	// Reason is why there will be none, or why it is without the component's warm-up, or "".
 	Reason string `json:"reason,omitempty"`
 }
 

@@ -5,7 +5,7 @@
 
 #include "../../../../../../examples/wasm/include/raw.h"
 
-static int initialized, requests;
+static int initialized, warmed, requests;
 static unsigned drawn; // a random value
 
 static void draw(void) {
@@ -24,7 +24,8 @@ static void *some(size_t n) {
   return p;
 }
 
-EXPORT("tripod:grpc/snapshot@0.1.0#prepare") void *prepare(void) {
+// perform does what a variable of the environment says.
+static void *perform(const char *variable) {
   static struct {
     uint8_t failed;
     union {
@@ -32,12 +33,12 @@ EXPORT("tripod:grpc/snapshot@0.1.0#prepare") void *prepare(void) {
       str error;
     };
   } result;
-  str what = {getenv("DO") ? getenv("DO") : "", 0};
+  static uint32_t renewed; // since the start of the guest
+  str what = {getenv(variable) ? getenv(variable) : "", 0};
   while (what.ptr[what.len]) what.len++;
   received r;
   __wasi_timestamp_t now;
-  initialized++;
-  if (eq(what, STR("renew"))) draw(), result.renewed = 1;
+  if (eq(what, STR("renew"))) draw(), renewed++;
   if (eq(what, STR("random"))) draw();
   if (eq(what, STR("clock")) && __wasi_clock_time_get(__WASI_CLOCKID_REALTIME, 0, &now)) __builtin_trap();
   if (eq(what, STR("monotonic")) && __wasi_clock_time_get(__WASI_CLOCKID_MONOTONIC, 0, &now)) __builtin_trap();
@@ -45,6 +46,7 @@ EXPORT("tripod:grpc/snapshot@0.1.0#prepare") void *prepare(void) {
   if (eq(what, STR("open-file"))) open_file();
   if (eq(what, STR("close")) && __wasi_fd_close(0)) __builtin_trap();
   if (eq(what, STR("call"))) raw_receive(1, &r);
+  result.failed = 0, result.renewed = renewed;
   if (eq(what, STR("error"))) result.failed = 1, result.error = STR("not today");
   if (eq(what, STR("bad-result"))) return (void *)0xfffffff0;
   if (eq(what, STR("trap"))) __builtin_trap();
@@ -56,11 +58,21 @@ EXPORT("tripod:grpc/snapshot@0.1.0#prepare") void *prepare(void) {
   return &result;
 }
 
+EXPORT("tripod:grpc/snapshot@0.1.0#prepare") void *prepare(void) {
+  initialized++;
+  return perform("DO");
+}
+
+EXPORT("tripod:grpc/warm@0.1.0#warm") void *warm(void) {
+  warmed++;
+  return perform("WARM");
+}
+
 HANDLE {
   static DONE done, sent;
   static char text[100];
   if (drawn) draw();
-  int n = snprintf(text, sizeof text, "%d initialized, %d requests, %x", initialized, requests++, drawn);
+  int n = snprintf(text, sizeof text, "%d initialized, %d requests, %x, %d warmed", initialized, requests++, drawn, warmed);
   raw_send(text, (uint32_t)n, &sent);
   return &done;
 }
