@@ -18,8 +18,8 @@ type Config struct {
 	// plus guard regions) but no memory.
 	Instances int
 	// Overflow is the number of instances allowed outside the pool. An instance is made there if the pool is full or
-	// the instance does not fit into a slot, and always if the guest can have snapshots. Beyond that number, Instantiate
-	// fails with errdefs.ErrResourceExhausted.
+	// the instance does not fit into a slot, and always if the guest's memory is detached; for those, Instances is added.
+	// Beyond that number, Instantiate fails with errdefs.ErrResourceExhausted.
 	// Default 1024.
 	Overflow int
 	// MaxMemory is the largest linear memory that any guest may declare or grow to, in bytes. Default 4 GiB.

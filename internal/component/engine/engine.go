@@ -23,7 +23,7 @@ import (
 )
 
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
-const codeVersion = 7
+const codeVersion = 8
 
 // Defaults of Config.
 const (
@@ -224,8 +224,12 @@ func (e *Engine) compileServer(ctx context.Context, m wasmbin.Module, opts Compi
 		return err
 	}
 	exports := opts.ModuleExports
-	if img.Snapshot.Detached {
+	if img.whyNoSnapshot() == "" {
 		exports = append(slices.Clip(exports), PrepareSignature())
+		warm := WarmSignature()
+		if slices.ContainsFunc(img.Exports, func(i Item) bool { return i.Interface == warm.Interface && i.Name == warm.Name }) {
+			exports = append(exports, warm)
+		}
 	}
 	return e.tryLink(img, opts.ModuleHost, exports)
 }
@@ -250,21 +254,15 @@ func (e *Engine) compileModule(ctx context.Context, m wasmbin.Module, img *image
 		return err
 	}
 	m.MergeData()
-	detached, err := img.detach(m)
-	if err != nil {
-		return err
-	}
-	code := m.Code
-	if detached != nil {
-		if code = detached.Code; !m.Counted {
-			m.Segments = 0 // the host fills the memory
-		}
-		if img.memory, err = compiled(e.plain, detached.Memory); err != nil {
+	img.Snapshot = snapshotInspection{Reason: wasmbin.WhyNoSnapshot(m.Code, []wasmbin.Module{m})}
+	if img.World != WorldCommand { // which runs once
+		var err error
+		if m, err = e.detach(m, img); err != nil {
 			return err
 		}
 	}
 	img.InstanceSize = instanceSize(m)
-	return e.addModule(ctx, code, img)
+	return e.addModule(ctx, m.Code, img)
 }
 
 // addModule compiles a core module and adds it to the image.
@@ -366,9 +364,14 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 			return err
 		}
 	}
-	sizes := make([]uint64, len(plan.Modules))
+	sizes, own := make([]uint64, len(plan.Modules)), memoryModule(plan)
 	for k, m := range plan.Modules {
 		m.MergeData()
+		if k == own {
+			if m, err = e.detach(m, img); err != nil {
+				return err
+			}
+		}
 		sizes[k] = instanceSize(m)
 		if err := e.addModule(ctx, m.Code, img); err != nil {
 			return err

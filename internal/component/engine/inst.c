@@ -111,7 +111,7 @@ static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *fr
   if ((i->guest.cabi_realloc.found = export(i, 0, "cabi_realloc", WASMTIME_EXTERN_FUNC, &e))) i->guest.cabi_realloc.func = e.of.func;
   i->phase = TW_STARTS;
   tw_memory(i);
-  if (from || !export(i, 0, "_initialize", WASMTIME_EXTERN_FUNC, &e)) return;
+  if ((from && !from->initial) || !export(i, 0, "_initialize", WASMTIME_EXTERN_FUNC, &e)) return;
   wasmtime_val_raw_t none;
   err = wasmtime_func_call_unchecked(i->cx, &e.of.func, &none, 0, &trap);
   tw_took(i, err, trap);
@@ -152,7 +152,7 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
 int tw_start(tw_inst *i, const tw_code *c, const tw_snapshot *from, uint64_t seq) {
   i->call.seq = seq;
   tw_enter(i);
-  if (c->plan) tw_instantiate_plan(i, c->plan);
+  if (c->plan) tw_instantiate_plan(i, c, from);
   else if (i->core) instantiate_core(i, c, from);
   else tw_took(i, wasmtime_component_linker_instantiate(c->linker, i->cx, c->component, &i->guest.comp), NULL);
   tw_leave(i);

@@ -112,7 +112,11 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 		return nil, err
 	}
 	if !pooled {
-		if n := c.engine.overflow.Add(1); n > int64(c.engine.cfg.Overflow) {
+		room := c.engine.cfg.Overflow
+		if path == PathCore && c.img.Snapshot.Detached { // it leaves its place in the pool to others
+			room += c.engine.cfg.Instances
+		}
+		if n := c.engine.overflow.Add(1); n > int64(room) {
 			c.engine.overflow.Add(-1)
 			_ = c.addUsers(-1)
 			return nil, fmt.Errorf("%w (%d in the pool, %d outside it)", errNoRoom, c.engine.cfg.Instances, n-1)

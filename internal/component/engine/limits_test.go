@@ -253,7 +253,7 @@ func TestPoolIsFull(t *testing.T) {
 
 // TestMemoryIsFresh: an instance in a reused slot finds nothing of the previous one.
 func TestMemoryIsFresh(t *testing.T) {
-	e, err := New(Config{Instances: 1, Overflow: -1})
+	e, err := New(Config{Instances: 1, Overflow: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,6 +57,39 @@ func TestMemoryIsReset(t *testing.T) {
 	}
 }
 
+// TestInitialMemoryIsReset checks the same for guests without snapshots, whose instances begin as the guest was built: by a
+// plan of several core modules, and by one.
+func TestInitialMemoryIsReset(t *testing.T) {
+	needPages(t)
+	for _, byPlan = range []bool{true, false} {
+		c, account := theGuest(t), NewAccount(0)
+		s, err := c.Initial(account)
+		if s == nil || err != nil {
+			t.Fatalf("by a plan: %v: Initial = %v, %v; want a snapshot", byPlan, s, err)
+		}
+		count, random := bound(t, "count"), rand.New(rand.NewPCG(1, 2))
+		want := bytes.Clone(instance(t, c, InstanceOptions{Host: &things{}}).ownMemory())
+		for n := range 30 {
+			i := instance(t, c, InstanceOptions{Host: &things{}, Snapshot: s, Account: account})
+			if got := i.ownMemory(); !bytes.Equal(got, want) {
+				t.Fatalf("by a plan: %v: instance %d begins with another memory than the guest's (%d bytes, want %d)", byPlan, n, len(got), len(want))
+			}
+			if out, err := i.Call(t.Context(), count, nil, nil); err != nil || string(out) != string(u32s(1)) {
+				t.Errorf("count() = %x, %v; want 1", out, err)
+			}
+			scribble(t, i, n, random)
+			i.Close()
+		}
+		if account.Held(HeldBytes) == 0 {
+			t.Error("no memory waits for an instance")
+		}
+		s.Close()
+		if held := account.Held(HeldBytes); held != 0 {
+			t.Errorf("a closed snapshot holds %d bytes", held)
+		}
+	}
+}
+
 // scribble changes the memory of an instance in a way that depends on n.
 func scribble(t *testing.T, i *Instance, n int, random *rand.Rand) {
 	t.Helper()

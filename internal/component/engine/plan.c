@@ -12,7 +12,8 @@ static bool find(tw_inst *i, const tw_plan *p, const tw_core *c, wasmtime_extern
   return false;
 }
 
-static bool step(tw_inst *i, const tw_plan *p, uint32_t n) {
+// step makes a core instance. Its memory, if it has one that is detached, begins with an image.
+static bool step(tw_inst *i, const tw_plan *p, uint32_t n, tw_image *memory) {
   const tw_step *s = &p->steps[n];
   wasmtime_extern_t *imports = tw_get(NULL, s->nimports * sizeof *imports);
   if (!imports) return tw_starve(i, "imports");
@@ -20,14 +21,18 @@ static bool step(tw_inst *i, const tw_plan *p, uint32_t n) {
   for (uint32_t k = 0; k < s->nimports && ok; k++) ok = find(i, p, &s->imports[k], &imports[k]);
   if (ok) {
     wasm_trap_t *trap = NULL;
+    tw_begin_with(memory);
     wasmtime_error_t *err = wasmtime_instance_new(i->cx, s->module, imports, s->nimports, &i->guest.mods[n], &trap);
+    tw_begin_with(NULL);
     ok = !tw_took(i, err, trap);
   }
   free(imports);
   return ok;
 }
 
-void tw_instantiate_plan(tw_inst *i, const tw_plan *p) {
+void tw_instantiate_plan(tw_inst *i, const tw_code *c, const tw_snapshot *from) {
+  const tw_plan *p = c->plan;
+  tw_image *memory = from ? from->memory : c->detached ? c->detached->initial : NULL;
   i->guest.mods = tw_zeroed(p->nsteps * sizeof *i->guest.mods), i->guest.allocators = tw_zeroed(p->nallocators * sizeof *i->guest.allocators);
   if (!i->guest.mods || !i->guest.allocators) {
     tw_starve(i, "core instances");
@@ -35,7 +40,7 @@ void tw_instantiate_plan(tw_inst *i, const tw_plan *p) {
   }
   i->guest.plan = p, i->phase = TW_STARTS;
   for (uint32_t n = 0; n < p->nsteps; n++) {
-    if (!step(i, p, n)) return;
+    if (!step(i, p, n, p->memory && p->memory->instance == n ? memory : NULL)) return;
     if (!p->memory || p->memory->instance != n) continue;
     wasmtime_extern_t e;
     if (!find(i, p, p->memory, &e)) return;

@@ -27,6 +27,24 @@ func planOf(wasm []byte, host func(string) bool) (planned, error) {
 	return planned{plan, odd}, err
 }
 
+// memoryModule returns the index of the only module of a plan that has a memory, if the plan makes one instance of it and
+// functions are called on this memory, or -1.
+func memoryModule(p planned) int {
+	if p.Memory == nil || p.Memory.From != wasmbin.FromInstance {
+		return -1
+	}
+	own := p.Steps[p.Memory.Instance].Module
+	for n, s := range p.Steps {
+		if memories := len(p.Modules[s.Module].Memories); memories != 0 && s.Module != own || n != p.Memory.Instance && s.Module == own {
+			return -1
+		}
+	}
+	if len(p.Modules[own].Memories) != 1 {
+		return -1
+	}
+	return own
+}
+
 // planImports returns why the engine cannot follow a plan, as far as the plan's imports tell, or "" if it can.
 func planImports(p *wasmbin.Plan, host func(string) bool) string {
 	for _, s := range p.Steps {
@@ -147,6 +165,9 @@ func (c *Code) linkPlan(l *link) error {
 		plan.memory = memory
 	}
 	l.c.plan = plan
+	if c.img.Snapshot.Detached {
+		return c.linkDetached(l)
+	}
 	return nil
 }
 

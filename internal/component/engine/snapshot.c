@@ -35,7 +35,9 @@ static bool begin_from(tw_inst *i, const tw_snapshot *s) {
 
 bool tw_instantiate_detached(tw_inst *i, const tw_code *c, const tw_snapshot *from, bool capture) {
   wasm_trap_t *trap = NULL;
-  wasmtime_error_t *e = tw_image_instantiate(i->cx, c->pre, from ? from->memory : c->detached->initial, &i->guest.mod, &trap);
+  tw_begin_with(from ? from->memory : c->detached->initial);
+  wasmtime_error_t *e = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->guest.mod, &trap);
+  tw_begin_with(NULL);
   if (tw_took(i, e, trap)) return false;
   i->capture.on = capture && look(i, c->detached->ntables, &i->capture.tables);
   return !from || begin_from(i, from);

@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
@@ -29,25 +30,26 @@ const (
 type snapshotInspection struct {
 	// Reason is why they cannot, or "".
 	Reason string
-	// Detached says that the guest's module has no data, which the code image has in a module of its own.
+	// Detached says that the guest's module with the memory has no data, which the code image has in a module of its own. It
+	// can be so without snapshots: then instances begin with the memory as the guest's maker has built it (Code.Initial).
 	Detached bool
 	Globals  int // number of mutable globals
 	Tables   int
 }
 
-// detach separates the module from its memory if the guest can have snapshots. Otherwise it returns nil.
-func (i *inspection) detach(m wasmbin.Module) (*wasmbin.Detached, error) {
-	i.Snapshot = snapshotInspection{Reason: wasmbin.WhyNoSnapshot(m.Code, []wasmbin.Module{m})}
-	if i.Snapshot.Reason != "" {
-		return nil, nil
-	}
+// detach separates a module from its memory and compiles the memory. It returns the other part, or m if that is impossible.
+func (e *Engine) detach(m wasmbin.Module, img *image) (wasmbin.Module, error) {
 	d, reason, err := wasmbin.Detach(m.Code)
 	if d == nil {
-		i.Snapshot.Reason = reason
-		return nil, err
+		img.Snapshot.Reason = cmp.Or(img.Snapshot.Reason, reason)
+		return m, err
 	}
-	i.Snapshot = snapshotInspection{Detached: true, Globals: d.Globals, Tables: d.Tables}
-	return d, nil
+	img.Snapshot.Detached, img.Snapshot.Globals, img.Snapshot.Tables = true, d.Globals, d.Tables
+	if m.Code = d.Code; !m.Counted {
+		m.Segments = 0 // the host fills the memory
+	}
+	img.memory, err = compiled(e.plain, d.Memory)
+	return m, err
 }
 
 // linkDetached loads the initial memory of a detached module.
@@ -88,7 +90,7 @@ func (c *Code) WhyNoSnapshot() string { return c.img.whyNoSnapshot() }
 
 func (i *inspection) whyNoSnapshot() string {
 	if i.Snapshot.Detached {
-		return ""
+		return i.Snapshot.Reason
 	}
 	return cmp.Or(i.Snapshot.Reason, "the guest is not called on its linear memory")
 }
@@ -128,10 +130,10 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 		return nil, err
 	}
 	defer i.end()
-	detached := i.link.c.detached
-	if detached == nil {
-		return nil, unsuitable("%s", i.code.WhyNoSnapshot())
+	if why := i.code.WhyNoSnapshot(); why != "" || i.link.c.detached == nil {
+		return nil, unsuitable("%s", cmp.Or(why, "it took another path"))
 	}
+	detached := i.link.c.detached
 	globals := (*C.wasmtime_val_t)(C.tw_zeroed(C.size_t(i.code.img.Snapshot.Globals+1) * C.sizeof_wasmtime_val_t))
 	if globals == nil {
 		return nil, ErrStarved
@@ -163,11 +165,49 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 		C.tw_image_close(s.mem)
 		return nil, err
 	}
-	s.mem.keep, s.mem.min = true, detached.initial.min
-	if s.account = i.opts.Account; s.account != nil {
-		s.mem.account = s.account.c
-	}
+	s.keep(detached.initial.min, i.opts.Account)
 	*s.c = C.tw_snapshot{memory: s.mem, globals: globals, nglobals: detached.nglobals}
+	return s, nil
+}
+
+// keep makes the snapshot keep the memories of instances that have ended for the next ones, at the expense of an account.
+func (s *Snapshot) keep(min C.size_t, account *Account) {
+	s.mem.keep, s.mem.min = true, min
+	if s.account = account; account != nil {
+		s.mem.account = account.c
+	}
+}
+
+// Initial returns the state in which instances of the guest begin without a snapshot, as a snapshot that takes no memory of
+// its own. What it saves is the mapping of memory and the page faults of each instance. It returns nil if the guest's
+// memory is not detached.
+func (c *Code) Initial(account *Account) (*Snapshot, error) {
+	if c.path != PathCore || !c.img.Snapshot.Detached {
+		return nil, nil
+	}
+	l, err := c.linked(PathCore, false)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.initialMemory(l); err != nil {
+		return nil, err
+	}
+	own := l.c.detached.initial
+	s := &Snapshot{link: l, size: uint64(own.size)}
+	fd, err := unix.FcntlInt(uintptr(own.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("memory image: %w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	if s.mem = C.tw_image_new(C.int(fd), own.begin, own.end, own.size); s.mem == nil {
+		_ = unix.Close(fd)
+		return nil, ErrStarved
+	}
+	if s.c, err = callocOne[C.tw_snapshot](); err != nil {
+		C.tw_image_close(s.mem)
+		return nil, err
+	}
+	s.keep(own.min, account)
+	*s.c = C.tw_snapshot{memory: s.mem, initial: true}
 	return s, nil
 }
 

@@ -176,19 +176,28 @@ func TestSnapshotRefused(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfWrongType checks that a prepare of another type is found when the guest is compiled.
+// TestSnapshotOfWrongType checks that a prepare or a warm of another type is found when the guest is compiled.
 func TestSnapshotOfWrongType(t *testing.T) {
-	m := rawModule(nil, coreFn{name: prepareName, params: 1, results: 1, body: *new(bin).i32(7)})
-	m.imports = []coreFn{{module: "tripod:grpc/raw@0.1.0", name: "twice", params: 1, results: 1}}
-	if _, err := testEngine(t).Compile(t.Context(), m.bytes(), rawOptions()); err == nil || !strings.Contains(err.Error(), `has type "i>i"`) {
-		t.Errorf("error %v; want one that names the type", err)
+	good := coreFn{name: prepareName, results: 1, body: *new(bin).zeroResult()}
+	odd := coreFn{params: 1, results: 1, body: *new(bin).i32(7)}
+	for _, funcs := range [][]coreFn{{named(odd, prepareName)}, {good, named(odd, warmInterface+"#warm")}} {
+		m := rawModule(nil, funcs...)
+		m.imports = []coreFn{{module: "tripod:grpc/raw@0.1.0", name: "twice", params: 1, results: 1}}
+		if _, err := testEngine(t).Compile(t.Context(), m.bytes(), rawOptions()); err == nil || !strings.Contains(err.Error(), `has type "i>i"`) {
+			t.Errorf("error %v; want one that names the type", err)
+		}
 	}
+}
+
+func named(f coreFn, name string) coreFn {
+	f.name = name
+	return f
 }
 
 // TestSnapshotBesidePool checks that instances with a detached memory take no place in the pool, and count as instances
 // beside it.
 func TestSnapshotBesidePool(t *testing.T) {
-	e, err := New(Config{Instances: 1, Overflow: 3})
+	e, err := New(Config{Instances: 1, Overflow: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -361,7 +361,6 @@ typedef struct tw_plan {
   const tw_core *allocators, *memory; // memory: NULL if no function needs one
 } tw_plan;
 
-void tw_instantiate_plan(tw_inst *, const tw_plan *);
 const wasmtime_func_t *tw_allocator_of(tw_inst *); // for the current function, or NULL
 
 // ---- stores, instances, calls (inst.c) ----
@@ -385,8 +384,8 @@ typedef struct tw_image {
 tw_image *tw_image_new(int fd, size_t begin, size_t end, size_t size);
 // tw_image_close gives back the owner's reference.
 void tw_image_close(tw_image *);
-// tw_image_instantiate makes an instance whose memory begins with the image.
-wasmtime_error_t *tw_image_instantiate(wasmtime_context_t *, const wasmtime_instance_pre_t *, tw_image *, wasmtime_instance_t *, wasm_trap_t **);
+// tw_begin_with says what the memory begins with that an instance made on this thread will define; NULL if it defines none.
+void tw_begin_with(tw_image *);
 void tw_use_slots(wasm_config_t *); // makes memory.c provide the memories of an engine
 // TW_PAGEMAP_SCAN is the ioctl of Linux 6.7 that finds changed pages; tw_set_pagemap sets the descriptor of
 // /proc/self/pagemap, or -1.
@@ -411,6 +410,7 @@ typedef struct {
   tw_image *memory;
   const wasmtime_val_t *globals;
   uint32_t nglobals;
+  bool initial; // the module's own memory: _initialize has not run
 } tw_snapshot;
 
 enum { TW_USED_FILES = 1, TW_USED_HOST = 2 }; // files, functions of the host
@@ -431,6 +431,9 @@ typedef struct {
 // tw_instantiate_detached instantiates a module with its initial memory, or from a snapshot. With capture, tw_capture is
 // possible later.
 bool tw_instantiate_detached(tw_inst *, const tw_code *, const tw_snapshot *, bool capture);
+
+// tw_instantiate_plan makes the core instances of a plan. The snapshot can be NULL.
+void tw_instantiate_plan(tw_inst *, const tw_code *, const tw_snapshot *);
 
 typedef struct {
   uintptr_t go_;

@@ -38,8 +38,9 @@ func runWorker(config workerapi.WorkerConfig, version string) error {
 	// A crash prints the stack of only one goroutine.
 	debug.SetTraceback("single")
 	debug.SetGCPercent(gcPercent)
-	// A guest that waits for a message or for input occupies a thread, so each instance can need one.
-	debug.SetMaxThreads(cmp.Or(config.Instances, defaultInstances) + overflow + threadReserve)
+	// A guest that waits for a message or for input occupies a thread, so each instance can need one: those in the pool, and
+	// as many again besides the overflow.
+	debug.SetMaxThreads(2*cmp.Or(config.Instances, defaultInstances) + overflow + threadReserve)
 	// The worker must survive the daemon, so a closed log pipe or terminal must not end the worker.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
 	logger, err := newLogger(config.Name, config.LogLevel)

@@ -59,7 +59,7 @@ var errSlow = errors.New("too long for a request")
 
 // get returns the snapshot for an instance, or nil, and whether the caller must make one.
 func (s *snapshotter) get(mode workerapi.SnapshotMode) (current *engine.Snapshot, mustMake bool) {
-	if mode == workerapi.SnapshotNever || s.pod.code.prepare == nil {
+	if mode == workerapi.SnapshotNever {
 		return nil, false
 	}
 	s.mu.Lock()
@@ -67,6 +67,9 @@ func (s *snapshotter) get(mode workerapi.SnapshotMode) (current *engine.Snapshot
 	if s.current != nil {
 		s.used = time.Now()
 		return s.current, false
+	}
+	if s.pod.code.prepare == nil {
+		return s.initial(), false
 	}
 	if s.making || s.closed || s.final || time.Now().Before(s.retry) {
 		return nil, false
@@ -96,9 +99,30 @@ func (s *snapshotter) make(ctx context.Context, g *guest, limits workerapi.Limit
 		s.discard(snapshot)
 		return true
 	}
-	s.current, s.used, s.reason = snapshot, time.Now(), s.cold
-	s.timer = time.AfterFunc(snapshotIdle, s.expire)
+	s.reason = s.cold
+	s.set(snapshot)
 	return true
+}
+
+// set keeps a snapshot until the pod is idle. The caller holds s.mu.
+func (s *snapshotter) set(snapshot *engine.Snapshot) {
+	s.current, s.used = snapshot, time.Now()
+	s.timer = time.AfterFunc(snapshotIdle, s.expire)
+}
+
+// initial returns the state in which the instances of a guest without snapshots begin, or nil if the engine does not keep
+// memories of such a guest, or no memory or file is left. The caller holds s.mu.
+func (s *snapshotter) initial() *engine.Snapshot {
+	if s.closed || s.final {
+		return nil
+	}
+	snapshot, err := s.pod.code.engine.Initial(s.pod.account)
+	if snapshot == nil {
+		s.final = err == nil
+		return nil
+	}
+	s.set(snapshot)
+	return snapshot
 }
 
 // failed ends the making of a snapshot without one.

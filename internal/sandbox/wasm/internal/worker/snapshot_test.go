@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -308,6 +309,43 @@ func TestSnapshotExpires(t *testing.T) {
 	require.Zero(t, s.pod.snapshots.state())
 	require.Zero(t, s.pod.account.Held(engine.HeldBytes))
 	require.Contains(t, asked(t, s), fmt.Sprintf("%d initialized", 1), "it is made again")
+}
+
+// TestInitialMemories checks that the memories of guests without snapshots are kept for the next requests, at the expense of
+// their pod, until it is idle or ends, and not if the pod wants none.
+func TestInitialMemories(t *testing.T) {
+	for _, name := range []string{"greeter-js", "greeter-c"} { // several core modules, and one
+		s := newServingOn(t, channelEngine(), examples+name+"/"+name+".wasm", examples+"greeter/greeter.proto", workerapi.PodSpec{})
+		ask := func() {
+			t.Helper()
+			call := &oneCall{request: []byte("\x0a\x03Ada"), header: http.Header{}, trailer: http.Header{}}
+			require.NoError(t, s.Invoke(t.Context(), s.methodOf(t, "/greet.v1.Greeter/SayHello"), call))
+			require.Contains(t, string(call.reply), "Ada")
+		}
+		for range 3 {
+			ask()
+		}
+		require.Positive(t, s.pod.account.Held(engine.HeldBytes), name)
+		require.Zero(t, s.pod.snapshots.state().Bytes, "it is no snapshot")
+		require.NotEmpty(t, s.pod.snapshots.state().Reason)
+		s.pod.snapshots.mu.Lock()
+		s.pod.snapshots.used = time.Now().Add(-snapshotIdle)
+		s.pod.snapshots.mu.Unlock()
+		s.pod.snapshots.expire()
+		require.Zero(t, s.pod.account.Held(engine.HeldBytes), "the pod is idle")
+		limits := *s.limits.Load()
+		limits.Snapshot = workerapi.SnapshotNever
+		s.limits.Store(&limits)
+		ask()
+		require.Zero(t, s.pod.account.Held(engine.HeldBytes))
+		limits.Snapshot = workerapi.SnapshotAuto
+		s.limits.Store(&limits)
+		ask()
+		require.Positive(t, s.pod.account.Held(engine.HeldBytes))
+		s.pod.stop(0)
+		<-s.pod.done
+		require.Zero(t, s.pod.account.Held(engine.HeldBytes), "the pod has ended")
+	}
 }
 
 // TestReuseIsBounded checks that an instance ends after its number of requests, and at its age even while it is idle.
