@@ -13,8 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
-	"google.golang.org/protobuf/types/known/emptypb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // warm is tripod:grpc/warm#warm: func() -> result<u32, string>.
@@ -70,14 +69,19 @@ func warmMessage(d protoreflect.MessageDescriptor, seen map[protoreflect.FullNam
 	}
 	seen[d.FullName()] = true
 	if t, err := protoregistry.GlobalTypes.FindMessageByName(d.FullName()); err == nil {
-		m := t.New()
-		b, _ := proto.Marshal(m.Interface())
-		_ = proto.Unmarshal(b, m.Interface())
-		m.Range(func(protoreflect.FieldDescriptor, protoreflect.Value) bool { return true })
+		use(t.New())
 	}
 	for i := range d.Fields().Len() {
 		warmMessage(d.Fields().Get(i).Message(), seen)
 	}
+}
+
+// use marshals and unmarshals an empty message. The methods of messages that protoc-gen-go has not made can panic.
+func use(m protoreflect.Message) {
+	defer func() { _ = recover() }()
+	b, _ := proto.Marshal(m.Interface())
+	_ = proto.Unmarshal(b, m.Interface())
+	m.Range(func(protoreflect.FieldDescriptor, protoreflect.Value) bool { return true })
 }
 
 // rehearse serves a call that nobody makes, so that what each call needs is there: the types of the call's objects in
@@ -97,18 +101,18 @@ func rehearse() {
 	result.low, result.keep, result.details = lowResult{}, nil, nil
 }
 
-// rehearsal is the service of the calls that nobody makes.
+// rehearsal is the service of the calls that nobody makes. Its messages are of a type that grpc links in anyway.
 var rehearsal = grpc.ServiceDesc{
 	ServiceName: "tripod.Rehearsal",
 	Methods: []grpc.MethodDesc{
-		{MethodName: "Answer", Handler: rehearsed(func(ctx context.Context, name *wrapperspb.StringValue) (proto.Message, error) {
+		{MethodName: "Answer", Handler: rehearsed(func(ctx context.Context, name *anypb.Any) (proto.Message, error) {
 			if md, ok := metadata.FromIncomingContext(ctx); ok {
 				_ = grpc.SetHeader(ctx, metadata.Pairs("x-request-id", md.Get("x-request-id")[0]))
 			}
-			return wrapperspb.String(fmt.Sprintf("Hello, %s!", name.GetValue())), nil
+			return &anypb.Any{TypeUrl: fmt.Sprintf("Hello, %s!", name.GetTypeUrl())}, nil
 		})},
-		{MethodName: "Fail", Handler: rehearsed(func(context.Context, *wrapperspb.StringValue) (proto.Message, error) {
-			st, err := status.New(codes.InvalidArgument, "rehearsal").WithDetails(&emptypb.Empty{})
+		{MethodName: "Fail", Handler: rehearsed(func(context.Context, *anypb.Any) (proto.Message, error) {
+			st, err := status.New(codes.InvalidArgument, "rehearsal").WithDetails(&anypb.Any{})
 			if err != nil {
 				return nil, err
 			}
@@ -118,14 +122,14 @@ var rehearsal = grpc.ServiceDesc{
 }
 
 // rehearsed is a handler as protoc-gen-go-grpc makes it.
-func rehearsed(f func(context.Context, *wrapperspb.StringValue) (proto.Message, error)) grpc.MethodHandler {
+func rehearsed(f func(context.Context, *anypb.Any) (proto.Message, error)) grpc.MethodHandler {
 	return func(impl any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-		in := new(wrapperspb.StringValue)
+		in := new(anypb.Any)
 		if err := decode(in); err != nil {
 			return nil, err
 		}
 		return interceptor(ctx, in, &grpc.UnaryServerInfo{Server: impl, FullMethod: "/tripod.Rehearsal/"}, func(ctx context.Context, in any) (any, error) {
-			return f(ctx, in.(*wrapperspb.StringValue))
+			return f(ctx, in.(*anypb.Any))
 		})
 	}
 }

@@ -107,6 +107,33 @@ type HostFunc struct {
 	// Call takes ownership of each resource that args contains as own<T>; Drop is not called for such a resource. A
 	// resource that the result contains as own<T> belongs to the guest until the guest returns or drops it.
 	Call func(c *HostCall, args []byte) ([]byte, error)
+	// Role lets the engine carry out the function itself, as far as the call's Exchange goes. The types must be those that
+	// the role says.
+	Role Role
+}
+
+// Role is what a host function is for the messages of a call.
+type Role int
+
+// The roles. The numbers are those of tw.h.
+const (
+	// RoleReceive is a func(bool) -> result<V, E>, where V is a variant whose first case has the size of a message (u32).
+	RoleReceive Role = 1 + iota
+	// RoleTake is a func() -> list<u8>, and returns the message whose size RoleReceive has returned.
+	RoleTake
+	// RoleSend is a func(list<u8>) -> result<_, E>.
+	RoleSend
+)
+
+// Exchange is the messages of a call that need no host function, because they are there before it or wait until after it.
+// Each crossing costs about a microsecond, and on a busy machine a switch of threads. It is for the core path: on the other
+// one, the guest calls the host's functions as without it.
+type Exchange struct {
+	// Message is the request, as a flat list<u8>. The guest gets it by RoleReceive and RoleTake, once.
+	Message []byte
+	// Sent gets the first message of RoleSend: before another host function is called, or when the guest has returned. It is
+	// valid until Sent returns. If Sent is nil, RoleSend is an ordinary function.
+	Sent func(message []byte)
 }
 
 // HostResource is a resource type implemented by the host. A wit.Type refers to the resource type by the name

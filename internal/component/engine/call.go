@@ -22,6 +22,11 @@ import (
 // ErrHandles, ErrHostCalls, ErrValue, ErrStarved, ErrKilled, ErrDead, context.DeadlineExceeded, context.Cause(ctx), and
 // errdefs.ErrInvalidArgument if args has the wrong types. After ErrInvalidArgument, the instance stays usable.
 func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error) {
+	return i.CallExchange(ctx, f, args, out, Exchange{})
+}
+
+// CallExchange is Call with messages that need no host function.
+func (i *Instance) CallExchange(ctx context.Context, f *Func, args, out []byte, x Exchange) ([]byte, error) {
 	if f.code != i.code {
 		return out, invalid("%v belongs to a Code other than the instance's", f)
 	}
@@ -31,11 +36,13 @@ func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte,
 	}
 	room := out[len(out):cap(out)]
 	if i.canWait { // an abandoned guest can still use these buffers after Call returns
-		room, args = nil, bytes.Clone(args)
+		room, args, x.Message = nil, bytes.Clone(args), bytes.Clone(x.Message)
 	}
 	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int {
-		return C.tw_call(c, fn, seq, bytePtr(args), C.size_t(len(args)), bytePtr(room), C.size_t(len(room)))
+		i.onSent = x.Sent
+		return C.tw_call(c, fn, seq, bytePtr(args), C.size_t(len(args)), bytePtr(room), C.size_t(len(room)), bytePtr(x.Message), x.Sent != nil)
 	}, func(c *C.tw_inst) error {
+		i.passOn(c)
 		n := int(c.out.len)
 		if !c.out.owned {
 			out = out[:len(out)+n]
@@ -47,6 +54,24 @@ func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte,
 	})
 	return out, err
 }
+
+// passOn gives the message that the guest has sent to the Exchange, if it does not have it yet.
+func (i *Instance) passOn(c *C.tw_inst) {
+	if !c.exchange.sent {
+		return
+	}
+	c.exchange.sent = false
+	defer i.recoverPanic("receiver of a guest's message")
+	flat := unsafe.Slice((*byte)(c.exchange.reply.data), int(c.exchange.reply.len))
+	i.onSent(wit.NewReader(flat).Bytes())
+	if c.exchange.reply.cap > C.TW_KEPT {
+		C.tw_buf_free(&c.exchange.reply)
+	}
+}
+
+// Taken reports whether the guest has taken the message of the current call's Exchange. Only host functions and channels may
+// call it, on the guest's thread.
+func (i *Instance) Taken() bool { return bool(i.c.exchange.taken) }
 
 // Run runs a guest that is a command, and returns the command's exit code. It returns the same errors as Call. An
 // instance can run only once.

@@ -245,7 +245,7 @@ func checkImports(n int) error {
 	return nil
 }
 
-// compileModule compiles a core module, and its memory as another module if the guest can have snapshots.
+// compileModule compiles a core module, and its memory as another module if that is possible.
 func (e *Engine) compileModule(ctx context.Context, m wasmbin.Module, img *image) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -365,6 +365,9 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 		}
 	}
 	sizes, own := make([]uint64, len(plan.Modules)), memoryModule(plan)
+	if img.World == WorldCommand {
+		own = -1 // it runs once
+	}
 	for k, m := range plan.Modules {
 		m.MergeData()
 		if k == own {

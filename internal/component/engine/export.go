@@ -36,6 +36,7 @@ func twHost(handle C.uintptr_t, fn C.uint32_t, args *C.uint8_t, n C.size_t, ci *
 	i := cgo.Handle(handle).Value().(*Instance)
 	i.hosting.Store(true)
 	defer i.hosting.Store(false)
+	i.passOn(ci)
 	f := &i.code.host.funcs[fn]
 	out, err := callHost(f, &HostCall{inst: i, c: ci}, unsafe.Slice((*byte)(args), int(n)))
 	if exit := (*Exit)(nil); errors.As(err, &exit) {

@@ -47,9 +47,9 @@ static bool lift_params(tw_inst *i, const tw_prog *p, const wasmtime_val_raw_t *
   return true;
 }
 
-static bool lower_result(tw_inst *i, const tw_prog *p, wasmtime_val_raw_t *v) {
+static bool lower_result(tw_inst *i, const tw_prog *p, const uint8_t *flat, wasmtime_val_raw_t *v) {
   if (p->result == TW_NONE) return true;
-  tw_src s = {i, p, i->scratch.data};
+  tw_src s = {i, p, flat};
   if (p->result_core <= 1) {
     memset(v, 0, sizeof *v);
     return tw_lower_flat(&s, p->result, v);
@@ -57,6 +57,36 @@ static bool lower_result(tw_inst *i, const tw_prog *p, wasmtime_val_raw_t *v) {
   const tw_node *n = &p->nodes[p->result];
   uint32_t to = (uint32_t)v[p->param_core == TW_NONE ? 1 : p->param_core].i32;
   return tw_range(i, to, n->size, n->align) && tw_lower_at(&s, p->result, to);
+}
+
+// exchange carries out a function for the call's messages without Go, where one request and one response go. It returns
+// false if Go must do it. ok is false if the guest has failed.
+static bool exchange(tw_inst *i, const tw_hostfn *f, wasmtime_val_raw_t *v, bool *ok) {
+  uint32_t result[3] = {0, 0, 0}; // ok of a result, message of a received, its size
+  switch (f->role) {
+  case TW_RECEIVE:
+    if (!i->exchange.message || i->exchange.taken) return false;
+    i->exchange.told = true;
+    memcpy(&result[2], i->exchange.message, 4);
+    *ok = lower_result(i, f->prog, (const uint8_t *)result, v);
+    return true;
+  case TW_TAKE:
+    if (!i->exchange.told || i->exchange.taken) return false;
+    i->exchange.taken = true;
+    *ok = lower_result(i, f->prog, i->exchange.message, v);
+    break;
+  case TW_SEND:
+    if (!i->exchange.one) return false;
+    i->exchange.reply.len = 0;
+    *ok = lift_params(i, f->prog, v, &i->exchange.reply) && lower_result(i, f->prog, (const uint8_t *)result, v);
+    i->exchange.one = false, i->exchange.sent = true;
+    break;
+  default:
+    return false;
+  }
+  i->call.renew = true; // each message gets a new budget
+  tw_resume(i, tw_pause(i));
+  return true;
 }
 
 static bool drop(tw_inst *i, const tw_hostfn *f, uint32_t handle) {
@@ -89,7 +119,8 @@ wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *caller, wasmtime_val_raw_
   bool ok = may(i);
   if (ok) i->guest.allocator = f->allocator;
   if (ok && f->drop) ok = drop(i, f, (uint32_t)v->i32);
-  else if (ok) ok = lift_params(i, f->prog, v, &args) && call_go(i, f, &args) && lower_result(i, f->prog, v);
+  else if (ok && !exchange(i, f, v, &ok))
+    ok = lift_params(i, f->prog, v, &args) && call_go(i, f, &args) && lower_result(i, f->prog, i->scratch.data, v);
   free_call(i, &args);
   return ok ? NULL : wasmtime_trap_new("ended by the host", 17);
 }

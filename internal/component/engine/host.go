@@ -90,7 +90,7 @@ func (h *hostTable) bind(c *Code, item Item) error {
 	if h.cfuncs[n], err = c.hostfn(n); err != nil {
 		return err
 	}
-	h.cfuncs[n].prog = prog
+	h.cfuncs[n].prog, h.cfuncs[n].role = prog, C.uint32_t(h.funcs[n].Role)
 	return nil
 }
 

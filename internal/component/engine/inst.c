@@ -166,6 +166,7 @@ void tw_free(tw_inst *i) {
   tw_give(i->account, TW_RESOURCES, i->handles.live);
   tw_buf_free(&i->scratch);
   tw_buf_free(&i->out);
+  tw_buf_free(&i->exchange.reply);
   free(i->handles.list);
   if (i->guest.mods != &i->guest.mod) free(i->guest.mods);
   if (i->guest.allocators != &i->guest.cabi_realloc) free(i->guest.allocators);
@@ -271,8 +272,11 @@ static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
   }
 }
 
-int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap) {
+int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap, const uint8_t *message,
+            bool one) {
   const char *why;
+  i->exchange.message = message, i->exchange.one = message && one;
+  i->exchange.told = i->exchange.taken = i->exchange.sent = false, i->exchange.reply.max = i->max_value;
   i->out = (tw_buf){room, 0, cap, i->max_value, false, false, false};
   if (tw_check(f->prog, false, args, len, &why) < 0) {
     tw_fail(i, TW_ARGS, "%s", why);
@@ -283,6 +287,7 @@ int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, siz
   if (i->core) call_core(i, f, args, &i->out);
   else call_comp(i, f, args, &i->out);
   tw_leave(i);
+  i->exchange.message = NULL;
   return i->why;
 }
 

@@ -64,9 +64,10 @@ type Instance struct {
 	derived context.Context
 	cancel  context.CancelFunc
 	hostErr error
-	late    bool       // await killed the call, because its budget was used up
-	runFunc *C.tw_func // what Run calls; nil for _start
-	running bool       // the call is a Run, which has no budget
+	onSent  func([]byte) // of the Exchange; used by the guest's thread only
+	late    bool         // await killed the call, because its budget was used up
+	runFunc *C.tw_func   // what Run calls; nil for _start
+	running bool         // the call is a Run, which has no budget
 }
 
 // Instantiate makes an instance and runs the guest's own initialization, within opts.Deadline and ctx. It returns the
@@ -130,10 +131,11 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 		i.Close()
 		return nil, err
 	}
-	from, release := opts.Snapshot.begin(l)
-	defer release()
-	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_start(c, &l.c, from, seq) },
-		func(*C.tw_inst) error { return nil })
+	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int {
+		from := opts.Snapshot.begin(l) // on the guest's thread, which can be abandoned
+		defer opts.Snapshot.end(from)
+		return C.tw_start(c, &l.c, from, seq)
+	}, func(*C.tw_inst) error { return nil })
 	if errors.Is(err, errNoRoom) {
 		i.closeChannels() // because Instantiate can try again
 	}

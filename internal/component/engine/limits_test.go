@@ -251,25 +251,31 @@ func TestPoolIsFull(t *testing.T) {
 	})
 }
 
-// TestMemoryIsFresh: an instance in a reused slot finds nothing of the previous one.
+// TestMemoryIsFresh: an instance finds nothing of the previous one, in the only slot of the pool, and in a memory beside it.
 func TestMemoryIsFresh(t *testing.T) {
-	e, err := New(Config{Instances: 1, Overflow: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := guest(t, e, read(t, "guest.wasm"), thingsHost())
-	count, err := c.Func(Signature{Interface: "test:guest/api@1.2.0", Name: "count", Result: tU32})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 5 {
-		i := instance(t, c, InstanceOptions{})
-		for want := range uint32(3) {
-			out, err := i.Call(t.Context(), count, nil, nil)
-			if n := wit.NewReader(out).U32(); err != nil || n != want+1 {
-				t.Fatalf("call %d counted %d, %v", want+1, n, err)
-			}
+	onBothPaths(t, func(t *testing.T, p Path) {
+		overflow := -1
+		if p == PathCore { // the memory is detached; TestInitialMemoryIsReset is about memories that are kept
+			overflow = 1
 		}
-		i.Close()
-	}
+		e, err := New(Config{Instances: 1, Overflow: overflow})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := guestBy(t, e, read(t, "guest.wasm"), thingsHost(), CompileOptions{Both: true})
+		count, err := c.Func(Signature{Interface: "test:guest/api@1.2.0", Name: "count", Result: tU32})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			i := instance(t, c, InstanceOptions{Path: p, Host: &things{}})
+			for want := range uint32(3) {
+				out, err := i.Call(t.Context(), count, nil, nil)
+				if n := wit.NewReader(out).U32(); err != nil || n != want+1 {
+					t.Fatalf("call %d counted %d, %v", want+1, n, err)
+				}
+			}
+			i.Close()
+		}
+	})
 }

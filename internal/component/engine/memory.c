@@ -168,7 +168,13 @@ static tw_slot *warm_slot(tw_image *m) {
   return s;
 }
 
-static void image_done(tw_image *m) {
+void tw_image_use(tw_image *m) {
+  pthread_mutex_lock(&mu);
+  m->users++;
+  pthread_mutex_unlock(&mu);
+}
+
+void tw_image_done(tw_image *m) {
   pthread_mutex_lock(&mu);
   bool last = !--m->users;
   pthread_mutex_unlock(&mu);
@@ -208,7 +214,7 @@ static void release(void *env) {
   tw_slot *s = env;
   tw_image *m = s->image;
   if (!m->keep || !reset(s) || !keep(s)) chill(s);
-  image_done(m);
+  tw_image_done(m);
 }
 
 static uint8_t *get_memory(void *env, size_t *size, size_t *capacity) {
@@ -238,9 +244,7 @@ static wasmtime_error_t *new_memory(void *env, const wasm_memorytype_t *type, si
     if ((s = reserve(reserved + guard, guard)) && !fill(s, m)) chill(s), s = NULL;
     if (!s) return wasmtime_error_new("maximum concurrent memories: no address space, or no memory for the map of it");
   }
-  pthread_mutex_lock(&mu);
-  m->users++;
-  pthread_mutex_unlock(&mu);
+  tw_image_use(m);
   s->size = m->size, s->image = m;
   *memory = (wasmtime_linear_memory_t){s, get_memory, grow_memory, release};
   return NULL;
@@ -278,7 +282,7 @@ void tw_image_close(tw_image *m) {
     next = s->next;
     chill(s);
   }
-  image_done(m);
+  tw_image_done(m);
 }
 
 void tw_begin_with(tw_image *m) { wanted = m; }

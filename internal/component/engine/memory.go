@@ -42,7 +42,7 @@ func openPagemap(logger *slog.Logger) error {
 			return
 		}
 		if err != nil {
-			logger.Info("memory is mapped again for each instance that begins from a snapshot, because changed pages cannot be found (Linux 6.7 can)", "err", err)
+			logger.Info("memory is mapped again for each instance, because changed pages cannot be found (Linux 6.7 can)", "err", err)
 			return
 		}
 		C.tw_set_pagemap(C.int(fd))

@@ -214,7 +214,7 @@ func (c *Code) defineHosted(l *link, linker *C.wasmtime_linker_t, name *C.char, 
 	if err != nil {
 		return err
 	}
-	fn.prog, fn.drop, fn.allocator = known.prog, known.drop, C.uint32_t(l.allocator(i.Realloc))
+	fn.prog, fn.drop, fn.role, fn.allocator = known.prog, known.drop, known.role, C.uint32_t(l.allocator(i.Realloc))
 	if text := takeString(C.tw_define_core(linker, none, name, fn)); text != "" {
 		return invalid("import %s#%s: %s", i.Interface, i.Item, text)
 	}

@@ -56,7 +56,7 @@ const char *tw_capture(tw_inst *i, const tw_detached *d, wasmtime_val_t *globals
   for (uint32_t k = 0; k < d->nglobals; k++) {
     wasmtime_extern_t e;
     if (!numbered(i, global_export, k, WASMTIME_EXTERN_GLOBAL, &e)) return "it lacks a global";
-    wasmtime_global_get(i->cx, &e.of.global, &globals[k]);
+    if (globals) wasmtime_global_get(i->cx, &e.of.global, &globals[k]);
   }
   return NULL;
 }

@@ -102,8 +102,10 @@ type Snapshot struct {
 	size uint64 // of the memory, in bytes
 	data uint64
 
-	mu      sync.RWMutex // held while an instance begins
-	c       *C.tw_snapshot
+	mu      sync.Mutex
+	users   int // instances that begin from it
+	closed  bool
+	c       *C.tw_snapshot // until it is closed and has no users
 	mem     *C.tw_image
 	account *Account // keeps alive what mem refers to
 }
@@ -130,10 +132,6 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 		return nil, err
 	}
 	defer i.end()
-	if why := i.code.WhyNoSnapshot(); why != "" || i.link.c.detached == nil {
-		return nil, unsuitable("%s", cmp.Or(why, "it took another path"))
-	}
-	detached := i.link.c.detached
 	globals := (*C.wasmtime_val_t)(C.tw_zeroed(C.size_t(i.code.img.Snapshot.Globals+1) * C.sizeof_wasmtime_val_t))
 	if globals == nil {
 		return nil, ErrStarved
@@ -144,12 +142,10 @@ func (i *Instance) Capture(renewed uint32, trusted bool, most uint64) (*Snapshot
 			C.free(unsafe.Pointer(globals))
 		}
 	}()
-	if why := C.tw_capture(i.c, detached, globals); why != nil {
-		return nil, unsuitable("%s", C.GoString(why))
-	}
-	if err := i.mayCapture(renewed, trusted); err != nil {
+	if err := i.capturable(renewed, trusted, globals); err != nil {
 		return nil, err
 	}
+	detached := i.link.c.detached
 	memory := memoryBytes(i.c.cx, &i.c.guest.memory)
 	data, size := nonZero(memory)
 	span := spanOf(data)
@@ -211,8 +207,23 @@ func (c *Code) Initial(account *Account) (*Snapshot, error) {
 	return s, nil
 }
 
-// mayCapture checks what the guest has seen.
-func (i *Instance) mayCapture(renewed uint32, trusted bool) error {
+// MayCapture returns the error of Capture as far as it comes from what the guest has done so far.
+func (i *Instance) MayCapture(renewed uint32, trusted bool) error {
+	if _, err := i.begin(context.Background()); err != nil {
+		return err
+	}
+	defer i.end()
+	return i.capturable(renewed, trusted, nil)
+}
+
+// capturable checks what the guest has done, and copies its globals unless the last parameter is nil.
+func (i *Instance) capturable(renewed uint32, trusted bool, globals *C.wasmtime_val_t) error {
+	if why := i.code.WhyNoSnapshot(); why != "" || i.link.c.detached == nil {
+		return unsuitable("%s", cmp.Or(why, "it took another path"))
+	}
+	if why := C.tw_capture(i.c, i.link.c.detached, globals); why != nil {
+		return unsuitable("%s", C.GoString(why))
+	}
 	used := i.c.capture.used
 	switch {
 	case used&C.TW_USED_HOST != 0:
@@ -258,14 +269,39 @@ func spanOf(data []wasmbin.Data) uint64 {
 	return uint64(last.Offset) + uint64(len(last.Bytes)) - uint64(data[0].Offset)
 }
 
-// begin returns the C half of the snapshot for an instance of a link, and a function to call once the instance has begun.
-// It returns nil if the snapshot is closed or belongs to another link.
-func (s *Snapshot) begin(l *link) (*C.tw_snapshot, func()) {
+// begin returns the C half of the snapshot for an instance of a link, until end is called on it. It returns nil if the
+// snapshot is closed or belongs to another link.
+func (s *Snapshot) begin(l *link) *C.tw_snapshot {
 	if s == nil || s.link != l {
-		return nil, func() {}
+		return nil
 	}
-	s.mu.RLock()
-	return s.c, s.mu.RUnlock
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.users++
+	return s.c
+}
+
+// end gives back what begin has returned, if it is not nil.
+func (s *Snapshot) end(c *C.tw_snapshot) {
+	if c == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.users--; s.closed && s.users == 0 {
+		C.tw_image_done(s.mem)
+		s.free()
+	}
+}
+
+// free frees the C half. The caller holds s.mu.
+func (s *Snapshot) free() {
+	C.free(unsafe.Pointer(s.c.globals))
+	C.free(unsafe.Pointer(s.c))
+	s.c, s.mem = nil, nil
 }
 
 // memory returns the size of the memory with which instances begin, in bytes.
@@ -283,11 +319,15 @@ func (s *Snapshot) Size() uint64 { return s.data }
 func (s *Snapshot) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.c == nil {
+	if s.closed {
 		return
 	}
-	C.free(unsafe.Pointer(s.c.globals))
-	C.free(unsafe.Pointer(s.c))
+	s.closed = true
+	if s.users > 0 {
+		C.tw_image_use(s.mem) // for end
+	}
 	C.tw_image_close(s.mem)
-	s.c, s.mem = nil, nil
+	if s.users == 0 {
+		s.free()
+	}
 }

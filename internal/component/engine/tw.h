@@ -199,6 +199,14 @@ typedef struct tw_inst {
     bool renew;   // the host function wants the call to count as begun after it
   } call;
 
+  struct { // the messages of the current call that need no crossing to Go (host.c); used by the guest's thread only
+    const uint8_t *message; // the request, as a flat list<u8>; NULL: the host has it
+    bool told, taken;       // by TW_RECEIVE and TW_TAKE
+    bool one;               // the next TW_SEND is left in reply: the only response
+    bool sent;              // it is there, and Go does not know yet
+    tw_buf reply;           // the response, as a flat list<u8>
+  } exchange;
+
   struct { // for a guest in the list of idlers (tick.c), under its lock
     struct tw_inst *next;
     int64_t due; // the guest's deadline
@@ -317,7 +325,10 @@ typedef struct {
   bool drop;         // [resource-drop]
   const tw_prog *prog;
   uint32_t allocator; // core path: for its result, or TW_NONE
+  uint32_t role;      // core path: what it is for the call's messages, with the numbers of Role
 } tw_hostfn;
+
+enum { TW_RECEIVE = 1, TW_TAKE, TW_SEND };
 
 wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *, wasmtime_val_raw_t *, size_t);
 wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *, const wasmtime_component_func_type_t *,
@@ -382,6 +393,8 @@ typedef struct tw_image {
 
 // tw_image_new makes an image and takes over the file. It returns NULL if there is no memory, and leaves the file open.
 tw_image *tw_image_new(int fd, size_t begin, size_t end, size_t size);
+void tw_image_use(tw_image *);  // takes a reference
+void tw_image_done(tw_image *); // gives it back
 // tw_image_close gives back the owner's reference.
 void tw_image_close(tw_image *);
 // tw_begin_with says what the memory begins with that an instance made on this thread will define; NULL if it defines none.
@@ -415,7 +428,8 @@ typedef struct {
 
 enum { TW_USED_FILES = 1, TW_USED_HOST = 2 }; // files, functions of the host
 
-// tw_capture returns why the guest's state is more than its memory and globals, or NULL and the values of the globals.
+// tw_capture returns why the guest's state is more than its memory and globals, or NULL and the values of the globals, which
+// can be NULL.
 const char *tw_capture(tw_inst *, const tw_detached *, wasmtime_val_t *globals);
 
 typedef struct {
@@ -470,7 +484,10 @@ typedef struct {
 
 // tw_call calls a function with flat arguments. It returns why. The flat result is in out, which begins in the caller's
 // room.
-int tw_call(tw_inst *, const tw_func *, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap);
+// A message makes the engine answer the guest's functions for its messages, as far as one request and one response go; it
+// can be NULL.
+int tw_call(tw_inst *, const tw_func *, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap, const uint8_t *message,
+            bool one);
 // tw_run runs a command: _start if run is NULL, otherwise run of wasi:cli/run. It returns why.
 int tw_run(tw_inst *, const tw_func *run, uint64_t seq);
 

@@ -53,7 +53,7 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 	}
 	var err error
 	if b.args, err = arguments(ctx, b.args[:0], method, c); err != nil {
-		return err
+		return s.received(err)
 	}
 	if _, ok := ctx.Deadline(); !ok && method.Reader == nil && method.Writer == nil {
 		// This deadline is set after the arguments are encoded, so that the arguments do not contain it: the guest
@@ -172,6 +172,14 @@ func guestStatus(st protowit.Status) *dataplane.Status {
 // failed counts and logs a call whose guest failed, and returns the status for the client.
 func (s *server) failed(ctx context.Context, procedure string, err error) *dataplane.Status {
 	return s.pod.count(ctx, procedure, err).status(err)
+}
+
+// received returns the error for a request that could not be received: the pod's end breaks the streams.
+func (s *server) received(err error) error {
+	if s.pod.alive.Err() != nil {
+		return failedStopping.status(nil)
+	}
+	return err
 }
 
 // invalid logs that a response cannot be encoded as protobuf, and returns the status for the client.

@@ -41,7 +41,19 @@ type inbox struct {
 	full     bool          // message or err is what the guest sees next
 	message  []byte
 	err      error
-	told     bool // receive has announced the message; used only by the guest's thread
+	// Used only by the guest's thread:
+	told  bool        // receive has announced the message
+	taken func() bool // whether the guest has got the message from the engine (engine.Exchange); nil once this inbox knows
+}
+
+// sync notes that the guest has got the message from the engine.
+func (in *inbox) sync() {
+	if in.taken == nil || !in.taken() {
+		return
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.taken, in.message, in.full = nil, nil, false
 }
 
 // rawHost returns the host functions of the raw world.
@@ -52,21 +64,23 @@ func rawHost() engine.Host {
 		params []*wit.Type
 		result *wit.Type
 		call   func(*engine.HostCall, *grpcCall, *wit.Reader) ([]byte, error)
+		role   engine.Role
 	}{
-		protowit.RawReceive:    {[]*wit.Type{protowit.BoolType}, protowit.ReceivedType, rawReceive},
-		protowit.RawTake:       {nil, protowit.BytesType, rawTake},
-		protowit.RawSend:       {[]*wit.Type{protowit.BytesType}, protowit.DoneType, rawSend},
-		protowit.RawSendHeader: {nil, protowit.DoneType, rawSendHeader},
-		protowit.RawEnded:      {nil, protowit.EndedType, rawEnded},
-		protowit.RawEvents:     {nil, protowit.U32Type, rawEvents},
+		protowit.RawReceive:    {[]*wit.Type{protowit.BoolType}, protowit.ReceivedType, rawReceive, engine.RoleReceive},
+		protowit.RawTake:       {nil, protowit.BytesType, rawTake, engine.RoleTake},
+		protowit.RawSend:       {[]*wit.Type{protowit.BytesType}, protowit.DoneType, rawSend, engine.RoleSend},
+		protowit.RawSendHeader: {nil, protowit.DoneType, rawSendHeader, 0},
+		protowit.RawEnded:      {nil, protowit.EndedType, rawEnded, 0},
+		protowit.RawEvents:     {nil, protowit.U32Type, rawEvents, 0},
 	} {
 		host.Funcs = append(host.Funcs, engine.HostFunc{
-			Interface: protowit.RawInterface, Name: name, Params: f.params, Result: f.result,
+			Interface: protowit.RawInterface, Name: name, Params: f.params, Result: f.result, Role: f.role,
 			Call: func(hc *engine.HostCall, args []byte) ([]byte, error) {
 				c, ok := hc.Host().(*grpcCall)
 				if !ok || c.call == nil {
 					return nil, errNoCall
 				}
+				c.raw.inbox.sync()
 				return f.call(hc, c, wit.NewReader(args))
 			},
 		})
@@ -83,12 +97,16 @@ func rawSignature() engine.Signature {
 
 // invokeRaw runs one call of a guest in the raw world.
 func (s *server) invokeRaw(ctx context.Context, m *dataplane.Method, c dataplane.Call, limits workerapi.Limits, b *buffer) error {
-	in := new(inbox)
+	in, x := new(inbox), engine.Exchange{}
 	if !m.Desc.IsStreamingClient() { // so no guest waits for it, and none is needed if it never comes
 		if in.message, in.err = c.Receive(); in.err != nil && in.err != io.EOF {
-			return in.err
+			return s.received(in.err)
 		}
 		in.full = true
+	}
+	if s.pod.code.engine.Path() == engine.PathCore && in.full && in.err == nil {
+		b.message = wit.AppendBytes(b.message[:0], in.message)
+		x.Message = b.message
 	}
 	b.args = appendContext(ctx, b.args[:0], m.Procedure, c)
 	if _, ok := ctx.Deadline(); !ok && !m.Desc.IsStreamingClient() && !m.Desc.IsStreamingServer() {
@@ -106,7 +124,13 @@ func (s *server) invokeRaw(ctx context.Context, m *dataplane.Method, c dataplane
 	defer g.call.endRaw()
 	within, cancel := withGrace(ctx, rawGrace)
 	defer cancel()
-	if b.result, err = g.Call(within, s.pod.code.handle, b.args, b.result[:0]); err != nil {
+	if x.Message != nil {
+		in.taken = g.Taken
+		if !m.Desc.IsStreamingServer() {
+			x.Sent = func(message []byte) { g.call.send(message) }
+		}
+	}
+	if b.result, err = g.CallExchange(within, s.pod.code.handle, b.args, b.result[:0], x); err != nil {
 		return s.failed(ctx, m.Procedure, err)
 	}
 	if st := s.overriding(g); st != nil {
@@ -223,8 +247,13 @@ func rawTake(hc *engine.HostCall, c *grpcCall, _ *wit.Reader) ([]byte, error) {
 // rawSend implements send: func(message: list<u8>) -> result<_, status>.
 func rawSend(hc *engine.HostCall, c *grpcCall, args *wit.Reader) ([]byte, error) {
 	hc.Renew()
+	return c.send(args.Bytes()), nil
+}
+
+// send sends a response message, and returns the encoded result.
+func (c *grpcCall) send(message []byte) []byte {
 	c.sent = true
-	return c.done(c.call.Send(args.Bytes())), nil
+	return c.done(c.call.Send(message))
 }
 
 // rawSendHeader implements send-header: func() -> result<_, status>.
@@ -290,6 +319,7 @@ var errReadiness = fmt.Errorf("the descriptor is for poll_oneoff only: %w", errd
 // Ready implements engine.Channel.
 func (r *rawReadiness) Ready(write bool) bool {
 	c := r.guest
+	c.raw.inbox.sync()
 	return c.raw.ctx.Err() != nil || !write && c.raw.inbox.start(c.call) == nil
 }
 

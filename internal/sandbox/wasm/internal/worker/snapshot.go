@@ -51,8 +51,11 @@ type snapshotter struct {
 	closed   bool
 }
 
-// errWarm means that a snapshot without the warm-up may succeed.
-var errWarm = errors.New("the warm-up failed")
+// errWarm means that a snapshot without the warm-up may succeed. With errLarge, the instance is as good as any.
+var (
+	errWarm  = errors.New("the warm-up failed")
+	errLarge = errors.New("too much for the pod")
+)
 
 // errSlow means that the initialization took longer than the request could wait for it.
 var errSlow = errors.New("too long for a request")
@@ -90,7 +93,7 @@ func (s *snapshotter) make(ctx context.Context, g *guest, limits workerapi.Limit
 	snapshot, err := s.capture(within, g, limits.Snapshot)
 	if err != nil {
 		s.failed(ctx, err)
-		return g.Alive() && !errors.Is(err, errWarm)
+		return g.Alive() && (!errors.Is(err, errWarm) || errors.Is(err, errLarge))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +134,7 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 	defer s.mu.Unlock()
 	s.making = false
 	s.reason, s.retry = shorten(err.Error()), time.Now().Add(snapshotRetry)
-	tooMuch := errors.Is(err, errSlow) || errors.Is(err, engine.ErrMemory)
+	tooMuch := errors.Is(err, errSlow) || errors.Is(err, engine.ErrMemory) || errors.Is(err, errWarm) && errdefs.IsResourceExhausted(err)
 	if tooMuch {
 		s.attempts++
 	}
@@ -159,8 +162,12 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 	if err != nil {
 		return nil, err
 	}
+	trusted := mode == workerapi.SnapshotAlways
 	warmed := s.pod.code.warm != nil && s.cold == ""
 	if warmed {
+		if err := g.MayCapture(renewed, trusted); err != nil {
+			return nil, err
+		}
 		if renewed, err = readings(ctx, g, s.pod.code.warm, "warm-up"); err != nil {
 			return nil, fmt.Errorf("%w (%w)", err, errWarm)
 		}
@@ -169,7 +176,7 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 	if one.Acquire(ctx, 1) != nil {
 		return nil, fmt.Errorf("the worker makes the snapshots of other pods: %w", errdefs.ErrResourceExhausted)
 	}
-	snapshot, err := g.Capture(renewed, mode == workerapi.SnapshotAlways, maxSnapshot)
+	snapshot, err := g.Capture(renewed, trusted, maxSnapshot)
 	one.Release(1)
 	if err != nil && warmed && errdefs.IsFailedPrecondition(err) {
 		return nil, fmt.Errorf("after its warm-up: %w (%w)", err, errWarm)
@@ -179,7 +186,11 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 	}
 	if !s.pod.account.Take(engine.HeldBytes, int64(snapshot.Size())) {
 		snapshot.Close()
-		return nil, fmt.Errorf("its %d bytes exceed what the worker may hold for the pod: %w", snapshot.Size(), errdefs.ErrResourceExhausted)
+		err := fmt.Errorf("its %d bytes exceed what the worker may hold for the pod: %w", snapshot.Size(), errdefs.ErrResourceExhausted)
+		if warmed {
+			err = fmt.Errorf("after its warm-up: %w (%w, %w)", err, errWarm, errLarge)
+		}
+		return nil, err
 	}
 	return snapshot, nil
 }
