@@ -256,12 +256,7 @@ func TestChannelsAreLeft(t *testing.T) {
 			}
 			i.Close()
 			h.change("io", put("too late")) // must be harmless
-			// On a busy machine, a killed guest can need longer than Close waits for it, which then releases it later.
-			for end := time.Now().Add(10 * time.Second); account.Instances() != 0; time.Sleep(time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatalf("%v, %d directories: %d instances were not released", args, len(preopens), account.Instances())
-				}
-			}
+			awaitRelease(t, account)
 		}
 	}
 }

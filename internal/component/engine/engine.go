@@ -255,11 +255,9 @@ func (e *Engine) compileModule(ctx context.Context, m wasmbin.Module, img *image
 	}
 	m.MergeData()
 	img.Snapshot = snapshotInspection{Reason: wasmbin.WhyNoSnapshot(m.Code, []wasmbin.Module{m})}
-	if img.World != WorldCommand { // which runs once
-		var err error
-		if m, err = e.detach(m, img); err != nil {
-			return err
-		}
+	m, err := e.detach(m, img)
+	if err != nil {
+		return err
 	}
 	img.InstanceSize = instanceSize(m)
 	return e.addModule(ctx, m.Code, img)
@@ -365,9 +363,6 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 		}
 	}
 	sizes, own := make([]uint64, len(plan.Modules)), memoryModule(plan)
-	if img.World == WorldCommand {
-		own = -1 // it runs once
-	}
 	for k, m := range plan.Modules {
 		m.MergeData()
 		if k == own {

@@ -37,8 +37,12 @@ type snapshotInspection struct {
 	Tables   int
 }
 
-// detach separates a module from its memory and compiles the memory. It returns the other part, or m if that is impossible.
+// detach separates a module from its memory and compiles the memory. It returns the other part, or m if that is impossible,
+// or of no use.
 func (e *Engine) detach(m wasmbin.Module, img *image) (wasmbin.Module, error) {
+	if img.World == WorldCommand { // it runs once
+		return m, nil
+	}
 	d, reason, err := wasmbin.Detach(m.Code)
 	if d == nil {
 		img.Snapshot.Reason = cmp.Or(img.Snapshot.Reason, reason)

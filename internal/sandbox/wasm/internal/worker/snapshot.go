@@ -51,11 +51,14 @@ type snapshotter struct {
 	closed   bool
 }
 
-// errWarm means that a snapshot without the warm-up may succeed. With errLarge, the instance is as good as any.
-var (
-	errWarm  = errors.New("the warm-up failed")
-	errLarge = errors.New("too much for the pod")
-)
+// warmError is an error after which a snapshot without the warm-up may succeed. If usable is set, the instance is as good as
+// any.
+type warmError struct {
+	error
+	usable bool
+}
+
+func (e warmError) Unwrap() error { return e.error }
 
 // errSlow means that the initialization took longer than the request could wait for it.
 var errSlow = errors.New("too long for a request")
@@ -93,7 +96,8 @@ func (s *snapshotter) make(ctx context.Context, g *guest, limits workerapi.Limit
 	snapshot, err := s.capture(within, g, limits.Snapshot)
 	if err != nil {
 		s.failed(ctx, err)
-		return g.Alive() && (!errors.Is(err, errWarm) || errors.Is(err, errLarge))
+		warm, ok := errors.AsType[warmError](err)
+		return g.Alive() && (!ok || warm.usable)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +138,8 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 	defer s.mu.Unlock()
 	s.making = false
 	s.reason, s.retry = shorten(err.Error()), time.Now().Add(snapshotRetry)
-	tooMuch := errors.Is(err, errSlow) || errors.Is(err, engine.ErrMemory) || errors.Is(err, errWarm) && errdefs.IsResourceExhausted(err)
+	_, warm := errors.AsType[warmError](err)
+	tooMuch := errors.Is(err, errSlow) || errors.Is(err, engine.ErrMemory) || warm && errdefs.IsResourceExhausted(err)
 	if tooMuch {
 		s.attempts++
 	}
@@ -145,7 +150,7 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 		return
 	}
 	what := "each request initializes the component again, because there is no snapshot: "
-	if errors.Is(err, errWarm) {
+	if warm {
 		what = "the first uses of what the component needs are in each request: "
 		s.cold, s.attempts, s.retry = s.reason, 0, time.Time{}
 	} else {
@@ -153,7 +158,7 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 	}
 	s.pod.output.logLine("tripod: " + what + s.reason)
 	s.pod.worker.config.Publish(workerapi.Event{Fallback: &workerapi.Fallback{ID: s.pod.spec.ID, Reason: what + s.reason}})
-	s.pod.worker.logger.Info("no snapshot", "pod", s.pod.spec.ID, "component", s.pod.spec.Component, "err", s.reason)
+	s.pod.worker.logger.Info("no snapshot, or none with a warm-up", "pod", s.pod.spec.ID, "component", s.pod.spec.Component, "err", s.reason)
 }
 
 // capture makes a snapshot and charges the pod for it.
@@ -169,7 +174,7 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 			return nil, err
 		}
 		if renewed, err = readings(ctx, g, s.pod.code.warm, "warm-up"); err != nil {
-			return nil, fmt.Errorf("%w (%w)", err, errWarm)
+			return nil, warmError{error: err}
 		}
 	}
 	one := s.pod.worker.capturing
@@ -179,7 +184,7 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 	snapshot, err := g.Capture(renewed, trusted, maxSnapshot)
 	one.Release(1)
 	if err != nil && warmed && errdefs.IsFailedPrecondition(err) {
-		return nil, fmt.Errorf("after its warm-up: %w (%w)", err, errWarm)
+		return nil, warmError{error: fmt.Errorf("after its warm-up: %w", err)}
 	}
 	if err != nil {
 		return nil, err
@@ -188,7 +193,7 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 		snapshot.Close()
 		err := fmt.Errorf("its %d bytes exceed what the worker may hold for the pod: %w", snapshot.Size(), errdefs.ErrResourceExhausted)
 		if warmed {
-			err = fmt.Errorf("after its warm-up: %w (%w, %w)", err, errWarm, errLarge)
+			err = warmError{fmt.Errorf("after its warm-up: %w", err), true}
 		}
 		return nil, err
 	}
