@@ -65,7 +65,7 @@ func TestFaultW9Proposals(t *testing.T) {
 		var err error
 		if wasm[4] == wasmbin.ModuleHeader[4] && bytes.HasPrefix(wasm, []byte(wasmbin.ModuleHeader)) {
 			// Compile it like a component's module: as a command it would be refused because it has no _start.
-			err = testEngine(t).compileModule(t.Context(), wasmbin.Module{Code: wasm}, &image{})
+			err = testEngine(t).compileModule(t.Context(), wasm, wasmbin.Module{Code: wasm}, &image{})
 		} else {
 			_, err = testEngine(t).Compile(t.Context(), wasm, CompileOptions{})
 		}

@@ -107,12 +107,12 @@ type HostFunc struct {
 	// Call takes ownership of each resource that args contains as own<T>; Drop is not called for such a resource. A
 	// resource that the result contains as own<T> belongs to the guest until the guest returns or drops it.
 	Call func(c *HostCall, args []byte) ([]byte, error)
-	// Role lets the engine carry out the function itself, as far as the call's Exchange goes. The types must be those that
-	// the role says.
+	// Role lets the engine carry out the function itself, as far as the call's Exchange goes, or says what it does not do. The
+	// types must be those that the role says.
 	Role Role
 }
 
-// Role is what a host function is for the messages of a call.
+// Role is what a host function is for the messages of a call, or for a snapshot.
 type Role int
 
 // The roles. The numbers are those of tw.h.
@@ -123,6 +123,9 @@ const (
 	RoleTake
 	// RoleSend is a func(list<u8>) -> result<_, E>.
 	RoleSend
+	// RoleConstant is a function of any type that does nothing but return the same result in all instances that can begin from
+	// one snapshot. A guest may call it before its snapshot.
+	RoleConstant
 )
 
 // Exchange is the messages of a call that need no host function, because they are there before it or wait until after it.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"regexp"
 	"strings"
 	"time"
 	"unsafe"
@@ -312,6 +313,33 @@ func (i *Instance) kill(seq uint64) {
 		_ = i.stdin.Close()
 	}
 }
+
+// InterruptAfter makes the next call end some time after its begin, when the guest enters a function or loop, without waiting for
+// a tick. Other guests of the engine look at their budgets, too, so it is for profiles only.
+func (i *Instance) InterruptAfter(d time.Duration) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.c != nil && !i.busy {
+		C.tw_interrupt_after(i.c, i.link.c.engine, C.int64_t(max(d, 1)))
+	}
+}
+
+// Backtrace returns the names of the functions in which the guest was when its last call failed, the innermost first. A
+// function without a name has its number.
+func (i *Instance) Backtrace() (functions []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.c == nil || i.c.message == nil {
+		return nil
+	}
+	for _, frame := range frames.FindAllStringSubmatch(C.GoString(i.c.message), -1) {
+		functions = append(functions, frame[1])
+	}
+	return functions
+}
+
+// frames matches a line of wasmtime's backtrace: number, offset, module and function.
+var frames = regexp.MustCompile(`(?m)^ +[0-9]+: +0x[0-9a-f]+ - (?:[^!\n]*!)?(.+)$`)
 
 // Alive reports whether the instance can be called again.
 func (i *Instance) Alive() bool {

@@ -170,6 +170,24 @@ func TestTraps(t *testing.T) {
 	})
 }
 
+// TestInterruptAfter ends a call without a tick, where the guest is.
+func TestInterruptAfter(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		i := instance(t, theGuest(t), InstanceOptions{Path: p})
+		for range 3 { // calls that end before
+			i.InterruptAfter(time.Hour)
+			if _, err := i.Call(t.Context(), bound(t, "count"), nil, nil); err != nil || i.Backtrace() != nil {
+				t.Fatalf("Call: error %v, Backtrace() = %q", err, i.Backtrace())
+			}
+		}
+		i.InterruptAfter(time.Millisecond)
+		_, err := i.Call(t.Context(), bound(t, "spin"), u32s(0), nil)
+		if !errors.Is(err, ErrKilled) || i.Alive() || len(i.Backtrace()) == 0 || !strings.Contains(i.Backtrace()[0], "function") {
+			t.Errorf("spin: error %v, Alive() = %v, Backtrace() = %q; want ErrKilled and the functions", err, i.Alive(), i.Backtrace())
+		}
+	})
+}
+
 func TestExitInACall(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, p Path) {
 		i := instance(t, theGuest(t), InstanceOptions{Path: p})

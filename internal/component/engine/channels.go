@@ -66,7 +66,7 @@ var stdioNames = [3]string{"stdin", "stdout", "stderr"}
 
 // addFiles sets the options that give a preview 1 guest its directories and channels.
 func (i *Instance) addFiles(o *C.tw_opts) error {
-	if len(i.link.modules) == 0 || !i.code.img.CoreWASI {
+	if i.link.module == nil || !i.code.img.CoreWASI {
 		return nil
 	}
 	if len(i.opts.Preopens) > 0 {
@@ -114,7 +114,7 @@ func (i *Instance) openStdio(o *C.tw_opts) error {
 // errdefs.ErrResourceExhausted or ErrFailedPrecondition.
 func (c *HostCall) OpenChannel(open func(wake func()) Channel) (uint32, error) {
 	i := c.inst
-	if len(i.link.modules) == 0 || !i.code.img.CoreWASI {
+	if i.link.module == nil || !i.code.img.CoreWASI {
 		return 0, fmt.Errorf("only guests of preview 1 have descriptors: %w", errdefs.ErrFailedPrecondition)
 	}
 	n, err := i.addChannel(open(i.wake))

@@ -14,7 +14,6 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
@@ -37,11 +36,11 @@ type Code struct {
 type link struct {
 	slot int
 	c    C.tw_code
-	// The core path's modules and, for each, its exported functions and their types ("ii>i").
-	modules    []*C.wasmtime_module_t
-	sigs       []map[string]string
+	// The core path's module, and its exported functions with their types ("ii>i").
+	module     *C.wasmtime_module_t
+	sigs       map[string]string
 	memory     *C.wasmtime_module_t // the initial memory of a detached module, until it is an image; otherwise nil
-	allocators []wasmbin.Core       // of the plan
+	allocators []string             // exports
 }
 
 // Load makes a guest from a code image. The image contains machine code, so it must be the unchanged result of Compile,
@@ -73,7 +72,7 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 	}
 	// The link holds its own copy of the code, and the caller may reuse the image's bytes. Of these bytes, keep only a
 	// copy of the component, and only if the component path could still be needed.
-	if img.modules, img.memory = nil, nil; c.path == PathComponent {
+	if img.module, img.memory = nil, nil; c.path == PathComponent {
 		img.component = nil
 	}
 	img.component = bytes.Clone(img.component)
@@ -176,22 +175,16 @@ func (c *Code) linked(path Path, pooled bool) (*link, error) {
 }
 
 func (c *Code) linkCore(l *link) error {
-	all, err := c.moduleBytes(c.img.modules, func(l *link) []*C.wasmtime_module_t { return l.modules })
+	code, err := c.moduleBytes(c.img.module, func(l *link) *C.wasmtime_module_t { return l.module })
 	if err != nil {
 		return err
 	}
-	for _, code := range all {
-		m, err := deserialized(l.c.engine, code)
-		if err != nil {
-			return err
-		}
-		c.frees = append(c.frees, func() { C.wasmtime_module_delete(m) })
-		l.modules, l.sigs = append(l.modules, m), append(l.sigs, exportedFuncs(m))
+	if l.module, err = deserialized(l.c.engine, code); err != nil {
+		return err
 	}
-	if c.img.Plan != nil {
-		return c.linkPlan(l)
-	}
-	if err := checkSigs(l.sigs[0]); err != nil {
+	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.module) })
+	l.sigs = exportedFuncs(l.module)
+	if err := checkSigs(l.sigs); err != nil {
 		return err
 	}
 	l.c.wasi = C.bool(c.img.CoreWASI)
@@ -202,16 +195,20 @@ func (c *Code) linkCore(l *link) error {
 func (c *Code) bindImports(l *link) error {
 	linker := C.wasmtime_linker_new(l.c.engine)
 	c.frees = append(c.frees, func() { C.wasmtime_linker_delete(linker) })
-	if c.img.CoreWASI {
-		if text := takeString(C.tw_define_preview1(linker)); text != "" {
-			return fmt.Errorf("link WASI: %s", text)
-		}
+	bind := c.bindNames
+	if l.allocators = []string{"cabi_realloc"}; c.img.Plan != nil {
+		bind, l.allocators = c.bindPlan, nil
 	}
-	if err := c.host.defineCore(linker); err != nil {
+	err := bind(l, linker)
+	if err != nil {
+		return err
+	}
+	l.c.nallocators = C.uint32_t(len(l.allocators))
+	if l.c.allocators, err = c.cNames(l.allocators); err != nil {
 		return err
 	}
 	var pre *C.wasmtime_instance_pre_t
-	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.modules[0], &pre)); err != nil {
+	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.module, &pre)); err != nil {
 		return invalid("%v", err)
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_instance_pre_delete(pre) })
@@ -222,24 +219,25 @@ func (c *Code) bindImports(l *link) error {
 	return nil
 }
 
-// moduleBytes returns serialized modules: during load those from the image, later those of an engine that has loaded them.
-func (c *Code) moduleBytes(loading [][]byte, of func(*link) []*C.wasmtime_module_t) ([][]byte, error) {
+// bindNames binds a module whose imports have the names of functions of WASI and the host.
+func (c *Code) bindNames(_ *link, linker *C.wasmtime_linker_t) error {
+	if c.img.CoreWASI {
+		if text := takeString(C.tw_define_preview1(linker)); text != "" {
+			return fmt.Errorf("link WASI: %s", text)
+		}
+	}
+	return c.host.defineCore(linker)
+}
+
+// moduleBytes returns a serialized module: during load the one from the image, later that of an engine that has loaded it.
+func (c *Code) moduleBytes(loading []byte, of func(*link) *C.wasmtime_module_t) ([]byte, error) {
 	if len(loading) > 0 {
 		return loading, nil
 	}
 	for _, l := range c.links {
-		if l == nil || len(of(l)) == 0 {
-			continue
+		if l != nil && of(l) != nil {
+			return serialized(of(l))
 		}
-		var all [][]byte
-		for _, m := range of(l) {
-			code, err := serialized(m)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, code)
-		}
-		return all, nil
 	}
 	return nil, fmt.Errorf("the guest has no core path (%s): %w", c.img.CoreOdd, errdefs.ErrFailedPrecondition)
 }

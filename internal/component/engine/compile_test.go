@@ -240,8 +240,8 @@ func TestCoreOnlyImage(t *testing.T) {
 		return img
 	}
 	whole, core := compiled(true), compiled(false)
-	if len(core.component) != 0 || len(core.modules) != 1 || !bytes.Equal(core.modules[0], whole.modules[0]) {
-		t.Errorf("code of the core path: got %d bytes and %d modules, want none and the %d modules of the other image", len(core.component), len(core.modules), len(whole.modules))
+	if len(core.component) != 0 || len(core.module) == 0 || !bytes.Equal(core.module, whole.module) {
+		t.Errorf("code of the core path: got %d bytes of a component and %d of a module, want 0 and the %d of the other image", len(core.component), len(core.module), len(whole.module))
 	}
 	if !reflect.DeepEqual(core.inspection, whole.inspection) {
 		t.Errorf("inspection of the skeleton: got %+v, want %+v", core.inspection, whole.inspection)

@@ -12,7 +12,7 @@
 //
 //   - the component path: wasmtime's component API with dynamic values. It works for every component. Long lists are slow.
 //   - the core path: the component's core modules, with the canonical ABI implemented in C on their linear memory (GB/s
-//     for list<u8>). The modules are connected by a plan ([wasmbin.Plan]), which exists for components that common tools
+//     for list<u8>). A plan ([wasmbin.Plan]) makes one module of them; it exists for components that common tools
 //     make from one program, and which may import only interfaces of the [Host]. If the first core module is the guest,
 //     and imports only WASI preview 1 and interfaces of the [Host], it is used alone, with preview 1 by the engine.
 //     [InstanceOptions].Path can force either path.

@@ -23,7 +23,7 @@ import (
 )
 
 // codeVersion increases with every change to the compiler's configuration or to the format of the code image.
-const codeVersion = 8
+const codeVersion = 9
 
 // Defaults of Config.
 const (
@@ -193,7 +193,7 @@ func (e *Engine) compileCommand(ctx context.Context, m wasmbin.Module, img *imag
 			return invalid("import %s.%s: nothing provides it (a command that is a core module gets %s only)", i.Module, i.Name, preview1)
 		}
 	}
-	if err := e.compileModule(ctx, m, img); err != nil {
+	if err := e.compileModule(ctx, m.Code, m, img); err != nil {
 		return err
 	}
 	return e.tryLink(img, Host{}, nil)
@@ -220,15 +220,15 @@ func (e *Engine) compileServer(ctx context.Context, m wasmbin.Module, opts Compi
 	case !m.HasExport("memory", wasmbin.Memory) || !m.HasExport("cabi_realloc", wasmbin.Func):
 		return invalid("the core module does not export its memory and cabi_realloc, which the canonical ABI needs")
 	}
-	if err := e.compileModule(ctx, m, img); err != nil {
+	if err := e.compileModule(ctx, m.Code, m, img); err != nil {
 		return err
 	}
 	exports := opts.ModuleExports
 	if img.whyNoSnapshot() == "" {
-		exports = append(slices.Clip(exports), PrepareSignature())
-		warm := WarmSignature()
-		if slices.ContainsFunc(img.Exports, func(i Item) bool { return i.Interface == warm.Interface && i.Name == warm.Name }) {
-			exports = append(exports, warm)
+		for _, sig := range []Signature{PrepareSignature(), WarmSignature()} {
+			if img.exports(Item{Interface: sig.Interface, Name: sig.Name}.String()) {
+				exports = append(slices.Clip(exports), sig)
+			}
 		}
 	}
 	return e.tryLink(img, opts.ModuleHost, exports)
@@ -237,39 +237,29 @@ func (e *Engine) compileServer(ctx context.Context, m wasmbin.Module, opts Compi
 // maxImports bounds the imports of a core module. The engine lists them again for each instance.
 const maxImports = 4096
 
-// checkImports returns an error if a module has too many imports.
-func checkImports(n int) error {
-	if n > maxImports {
-		return invalid("a core module has %d imports, at most %d are supported", n, maxImports)
-	}
-	return nil
-}
-
 // compileModule compiles a core module, and its memory as another module if that is possible.
-func (e *Engine) compileModule(ctx context.Context, m wasmbin.Module, img *image) error {
+// The binary is that of the guest.
+func (e *Engine) compileModule(ctx context.Context, binary []byte, m wasmbin.Module, img *image) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := checkImports(len(m.Imports)); err != nil {
-		return err
+	if n := len(m.Imports); n > maxImports {
+		return invalid("a core module has %d imports, at most %d are supported", n, maxImports)
 	}
 	m.MergeData()
-	img.Snapshot = snapshotInspection{Reason: wasmbin.WhyNoSnapshot(m.Code, []wasmbin.Module{m})}
+	img.Snapshot = snapshotInspection{Reason: wasmbin.WhyNoSnapshot(binary, img.exports)}
 	m, err := e.detach(m, img)
 	if err != nil {
 		return err
 	}
 	img.InstanceSize = instanceSize(m)
-	return e.addModule(ctx, m.Code, img)
-}
-
-// addModule compiles a core module and adds it to the image.
-func (e *Engine) addModule(ctx context.Context, code []byte, img *image) error {
+	if err := checkInstanceSize("the guest's core modules together need", img.InstanceSize); err != nil {
+		return err
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	module, err := compiled(e.plain, code)
-	img.modules = append(img.modules, module)
+	img.module, err = compiled(e.plain, m.Code)
 	return err
 }
 
@@ -354,32 +344,9 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 		}
 	}
 	if img.Plan == nil {
-		return e.compileModule(ctx, bin.Modules[0], img)
+		return e.compileModule(ctx, wasm, bin.Modules[0], img)
 	}
-	img.Snapshot = snapshotInspection{Reason: cmp.Or(wasmbin.WhyNoSnapshot(wasm, plan.Modules), "the guest has several core modules")}
-	for _, s := range plan.Steps {
-		if err := checkImports(len(s.Imports)); err != nil {
-			return err
-		}
-	}
-	sizes, own := make([]uint64, len(plan.Modules)), memoryModule(plan)
-	for k, m := range plan.Modules {
-		m.MergeData()
-		if k == own {
-			if m, err = e.detach(m, img); err != nil {
-				return err
-			}
-		}
-		sizes[k] = instanceSize(m)
-		if err := e.addModule(ctx, m.Code, img); err != nil {
-			return err
-		}
-	}
-	img.InstanceSize = 0
-	for _, s := range plan.Steps {
-		img.InstanceSize += sizes[s.Module]
-	}
-	return checkInstanceSize("the component's core instances need", img.InstanceSize)
+	return e.compileModule(ctx, wasm, plan.Module, img)
 }
 
 // inspectComponent compiles a component, or its skeleton, describes it in img, and returns the serialized code.

@@ -130,10 +130,9 @@ func (f *Func) bind(l *link) (*C.tw_func, error) {
 		return nil, err
 	}
 	b.prog = f.prog
-	if len(l.modules) > 0 {
+	if l.module != nil {
 		e := l.coreExport(f.code.img, f.item)
-		b.name, b.instance, b.post_instance = C.CString(e.name), C.uint32_t(e.instance), C.uint32_t(e.postInstance)
-		b.allocator = C.uint32_t(e.allocator)
+		b.name, b.allocator = C.CString(e.name), C.uint32_t(e.allocator)
 		if e.post != "" {
 			b.post = C.CString(e.post)
 		}

@@ -17,7 +17,7 @@ static bool call_go(tw_inst *i, const tw_hostfn *f, tw_buf *args) {
   const char *text;
   i->scratch.len = 0;
   tw_memory(i);
-  i->capture.used |= TW_USED_HOST;
+  if (f->role != TW_CONSTANT) i->capture.used |= TW_USED_HOST;
   int64_t paused = tw_pause(i);
   int why = twHost(i->go_, f->index, args->data, args->len, i);
   tw_resume(i, paused);

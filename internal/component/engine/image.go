@@ -27,15 +27,13 @@ const (
 // image is a decoded code image. The encoded form is:
 //
 //	magic (8 bytes) | SHA-256 of the rest | u32 length, fingerprint | u32 length, inspection (gob) |
-//	u32 length, component | u32 length, memory | u32 length, module | ...
+//	u32 length, component | u32 length, memory | u32 length, module
 //
 // Lengths are little-endian. The checksum detects damage, not forgery, so callers must store images where nobody can
 // change them.
 type image struct {
 	inspection
-	// Serialized by wasmtime, and empty if absent. The core path needs several modules if there is a Plan.
-	component, memory []byte
-	modules           [][]byte
+	component, memory, module []byte // serialized by wasmtime, and empty if absent
 }
 
 const imageMagic = "TRIPODWX"
@@ -45,7 +43,7 @@ func (i *image) encode() ([]byte, error) {
 	if err := gob.NewEncoder(&head).Encode(&i.inspection); err != nil {
 		return nil, fmt.Errorf("encode the inspection: %w", err)
 	}
-	parts := append([][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.memory}, i.modules...)
+	parts := [][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.memory, i.module}
 	size := 1024
 	for _, part := range parts {
 		size += len(part)
@@ -69,7 +67,7 @@ func decodeImage(b []byte) (*image, error) {
 		return nil, stale("wrong checksum")
 	}
 	var parts [][]byte
-	for rest := b[head:]; len(rest) > 0 || len(parts) < 4; {
+	for rest := b[head:]; len(rest) > 0 || len(parts) < 5; {
 		if len(rest) < 4 || uint64(binary.LittleEndian.Uint32(rest)) > uint64(len(rest)-4) {
 			return nil, stale("it is truncated")
 		}
@@ -79,7 +77,7 @@ func decodeImage(b []byte) (*image, error) {
 	if string(parts[0]) != Fingerprint() {
 		return nil, stale(fmt.Sprintf("it was made by %s, this is %s", parts[0], Fingerprint()))
 	}
-	i := &image{component: parts[2], memory: parts[3], modules: parts[4:]}
+	i := &image{component: parts[2], memory: parts[3], module: parts[4]}
 	if err := gob.NewDecoder(bytes.NewReader(parts[1])).Decode(&i.inspection); err != nil {
 		return nil, stale(err.Error())
 	}
@@ -106,7 +104,7 @@ func Inspect(image []byte) (Inspected, error) {
 
 // path returns the path that calls take by default.
 func (i *image) path() Path {
-	if len(i.modules) == 0 {
+	if len(i.module) == 0 {
 		return PathComponent
 	}
 	return PathCore
@@ -150,8 +148,13 @@ func (i *inspection) describeCore(m wasmbin.Module) {
 	}
 }
 
+// exports reports whether the guest exports a function of that full name.
+func (i *inspection) exports(name string) bool {
+	return slices.ContainsFunc(i.Exports, func(x Item) bool { return x.String() == name })
+}
+
 // findCore determines whether the component can be called through its core modules: preferably through the first alone,
-// otherwise by the plan.
+// otherwise by the plan, which makes one module of all.
 func (i *inspection) findCore(bin *wasmbin.Binary, plan planned, opts CompileOptions) {
 	if !opts.plan && coreImports(bin, opts.Provided) == "" && i.named(bin.Modules[0]) && i.coreExports(bin) == "" {
 		i.describeCore(bin.Modules[0])
@@ -161,7 +164,7 @@ func (i *inspection) findCore(bin *wasmbin.Binary, plan planned, opts CompileOpt
 	if i.CoreOdd = plan.odd; i.CoreOdd != "" {
 		return
 	}
-	i.Plan = &wasmbin.Plan{Steps: plan.Steps, Exports: plan.Exports, Memory: plan.Memory} // without the modules
+	i.Plan = &wasmbin.Plan{Imports: plan.Imports, Exports: plan.Exports} // without the module
 	i.CoreOdd = i.planExports()
 }
 

@@ -22,7 +22,7 @@ type inspection struct {
 	MinMemory    uint64         // total bytes of memory that the guest's core modules declare
 	InstanceSize uint64         // of an instance of the guest, as instanceSize
 	Memories     int            // number of memories that the guest's core modules define
-	Plan         *wasmbin.Plan  // of the core path, without its Modules; nil if the first core module suffices
+	Plan         *wasmbin.Plan  // of the core path, without its Module; nil if the first core module suffices
 	Start        bool           // the core path of a command calls _start
 	CoreOdd      string         // why there is no core path; "" if there is one
 	CoreWASI     bool           // the core module imports preview 1

@@ -93,25 +93,37 @@ static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
   tw_took(i, wasmtime_context_set_wasi(i->cx, w), NULL);
 }
 
-static bool export(tw_inst *i, uint32_t instance, const char *name, uint8_t kind, wasmtime_extern_t *e) {
-  return wasmtime_instance_export_get(i->cx, &i->guest.mods[instance], name, strlen(name), e) && e->kind == kind;
+static bool export(tw_inst *i, const char *name, uint8_t kind, wasmtime_extern_t *e) {
+  return wasmtime_instance_export_get(i->cx, &i->guest.mod, name, strlen(name), e) && e->kind == kind;
+}
+
+const wasmtime_func_t *tw_allocator_of(tw_inst *i) {
+  if (i->guest.allocator == TW_NONE) return NULL;
+  tw_allocator *a = &i->guest.allocators[i->guest.allocator];
+  wasmtime_extern_t e;
+  if (!a->found && (a->found = export(i, i->guest.names[i->guest.allocator], WASMTIME_EXTERN_FUNC, &e))) a->func = e.of.func;
+  return a->found ? &a->func : NULL;
 }
 
 static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *from) {
   wasm_trap_t *trap = NULL;
   wasmtime_error_t *err;
   wasmtime_extern_t e;
+  i->guest.names = (const char *const *)c->allocators, i->guest.allocators = &i->guest.allocator1;
+  if (c->nallocators > 1 && !(i->guest.allocators = tw_zeroed(c->nallocators * sizeof *i->guest.allocators))) {
+    tw_starve(i, "allocators");
+    return;
+  }
   if (c->detached) {
     if (!tw_instantiate_detached(i, c, from, i->capture.on)) return;
   } else {
     err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->guest.mod, &trap);
     if (tw_took(i, err, trap)) return;
   }
-  if ((i->guest.has_memory = export(i, 0, "memory", WASMTIME_EXTERN_MEMORY, &e))) i->guest.memory = e.of.memory;
-  if ((i->guest.cabi_realloc.found = export(i, 0, "cabi_realloc", WASMTIME_EXTERN_FUNC, &e))) i->guest.cabi_realloc.func = e.of.func;
+  if ((i->guest.has_memory = export(i, "memory", WASMTIME_EXTERN_MEMORY, &e))) i->guest.memory = e.of.memory;
   i->phase = TW_STARTS;
   tw_memory(i);
-  if ((from && !from->initial) || !export(i, 0, "_initialize", WASMTIME_EXTERN_FUNC, &e)) return;
+  if ((from && !from->initial) || !export(i, "_initialize", WASMTIME_EXTERN_FUNC, &e)) return;
   wasmtime_val_raw_t none;
   err = wasmtime_func_call_unchecked(i->cx, &e.of.func, &none, 0, &trap);
   tw_took(i, err, trap);
@@ -120,10 +132,9 @@ static void instantiate_core(tw_inst *i, const tw_code *c, const tw_snapshot *fr
 tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t len) {
   tw_inst *i = tw_zeroed(sizeof *i);
   if (!i) return NULL;
-  i->core = c->pre || c->plan, i->go_ = o->go_, i->account = o->account;
+  i->core = c->pre != NULL, i->go_ = o->go_, i->account = o->account;
   i->call.budget = o->budget, i->call.max_calls = o->max_calls, i->handles.max = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
-  i->guest.mods = &i->guest.mod, i->guest.allocators = &i->guest.cabi_realloc;
   i->store = wasmtime_store_new(c->engine, i, NULL);
   i->cx = wasmtime_store_context(i->store);
   // The limit is per memory, so a component's memories get equal shares. The limits of instances and tables protect the
@@ -152,8 +163,7 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
 int tw_start(tw_inst *i, const tw_code *c, const tw_snapshot *from, uint64_t seq) {
   i->call.seq = seq;
   tw_enter(i);
-  if (c->plan) tw_instantiate_plan(i, c, from);
-  else if (i->core) instantiate_core(i, c, from);
+  if (i->core) instantiate_core(i, c, from);
   else tw_took(i, wasmtime_component_linker_instantiate(c->linker, i->cx, c->component, &i->guest.comp), NULL);
   tw_leave(i);
   return i->why;
@@ -168,8 +178,7 @@ void tw_free(tw_inst *i) {
   tw_buf_free(&i->out);
   tw_buf_free(&i->exchange.reply);
   free(i->handles.list);
-  if (i->guest.mods != &i->guest.mod) free(i->guest.mods);
-  if (i->guest.allocators != &i->guest.cabi_realloc) free(i->guest.allocators);
+  if (i->guest.allocators != &i->guest.allocator1) free(i->guest.allocators);
   if (i->p1.fds != i->p1.stdio) free(i->p1.fds);
   free(i->p1.passed);
   free(i->p1.strings);
@@ -216,8 +225,8 @@ static void afterwards(tw_inst *i) {
 
 static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {
   wasmtime_extern_t fn, post;
-  if (!export(i, f->instance, f->name, WASMTIME_EXTERN_FUNC, &fn) ||
-      (f->post && !export(i, f->post_instance, f->post, WASMTIME_EXTERN_FUNC, &post))) {
+  if (!export(i, f->name, WASMTIME_EXTERN_FUNC, &fn) ||
+      (f->post && !export(i, f->post, WASMTIME_EXTERN_FUNC, &post))) {
     tw_fail(i, TW_FAILED, "%s is not exported", f->name);
     return;
   }
@@ -297,7 +306,7 @@ static void run_core(tw_inst *i, const tw_func *run) {
   wasmtime_val_raw_t result;
   wasm_trap_t *trap = NULL;
   const char *name = run ? run->name : "_start";
-  if (!export(i, run ? run->instance : 0, name, WASMTIME_EXTERN_FUNC, &start)) {
+  if (!export(i, name, WASMTIME_EXTERN_FUNC, &start)) {
     tw_fail(i, TW_FAILED, "%s is not exported", name);
     return;
   }

@@ -195,11 +195,14 @@ func TestAccountMemory(t *testing.T) {
 func TestAccountCPU(t *testing.T) {
 	a := NewAccount(0)
 	a.SetCPU(2*time.Millisecond, 200*time.Millisecond) // less than the guests get beside other work
+	var instances []*Instance // made before any of them uses up the quota
+	for range 2 {
+		instances = append(instances, instance(t, theGuest(t), InstanceOptions{Account: a, Deadline: 900 * time.Millisecond}))
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	var wg sync.WaitGroup
-	for range 2 {
-		i := instance(t, theGuest(t), InstanceOptions{Account: a, Deadline: 900 * time.Millisecond})
+	for _, i := range instances {
 		wg.Go(func() {
 			start := time.Now()
 			_, err := i.Call(ctx, bound(t, "spin"), u32s(0), nil)

@@ -3,9 +3,11 @@ package engine
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
@@ -83,23 +85,32 @@ func TestHostileLowering(t *testing.T) {
 func TestWhyComponentPath(t *testing.T) {
 	sig := signature{[]*wit.Type{tU32}, tU32}
 	grower := coreMod{funcs: []coreFn{{name: "f", params: 1, results: 1, body: []byte{0x20, 0, 0x40, 0}}}}
-	memories := newComp()
-	for k := range 2 {
-		memories.out.u8(1)
-		memories.out.sized(grower.bytes())
-		memories.coreInstance(new(bin).u8(0).u32(k).u32(0))
+	tables := bin(wasmbin.ModuleHeader)
+	tables.section(1, 1, []byte{0x60, 1, 0x7f, 1, 0x7f})
+	tables.section(3, 1, []byte{0})
+	tables.section(4, 5, bytes.Repeat([]byte{0x70, 0, 1}, 5))
+	tables.section(7, 1, *new(bin).str("f").u8(0, 0))
+	tables.section(10, 1, []byte{7, 0, 0x20, 0, 0x41, 1, 0x6a, 0x0b})
+	twice := func(module []byte) []byte { // a component of two instances, which exports f of both as f and g
+		c := newComp()
+		for k := range 2 {
+			c.out.u8(1)
+			c.out.sized(module)
+			c.coreInstance(new(bin).u8(0).u32(k).u32(0))
+		}
+		for k, name := range []string{"f", "g"} {
+			f, typ := c.alias(k, "f", 0), c.funcType(sig.params, sig.result)
+			var canon, export bin
+			canon.u8(0, 0).u32(f).u32(0).u32(typ)
+			c.out.section(8, 1, canon)
+			export.u8(0).str(name).u8(1).u32(c.funcs).u8(0)
+			c.out.section(11, 1, export)
+			c.funcs += 2
+		}
+		return c.out
 	}
-	for k, name := range []string{"f", "g"} {
-		f, typ := memories.alias(k, "f", 0), memories.funcType(sig.params, sig.result)
-		var canon, export bin
-		canon.u8(0, 0).u32(f).u32(0).u32(typ)
-		memories.out.section(8, 1, canon)
-		export.u8(0).str(name).u8(1).u32(memories.funcs).u8(0)
-		memories.out.section(11, 1, export)
-		memories.funcs += 2
-	}
-	for why, wasm := range map[string][]byte{"its core modules have 2 memories": memories.out} {
-		c := guestBy(t, testEngine(t), wasm, Host{}, CompileOptions{})
+	for why, wasm := range map[string][]byte{"its core modules have 2 memories": grower.bytes(), "its core modules have 10 tables": tables} {
+		c := guestBy(t, testEngine(t), twice(wasm), Host{}, CompileOptions{})
 		if c.Path() != PathComponent || !strings.Contains(c.WhyComponent(), why) {
 			t.Errorf("Path() = %v, WhyComponent() = %q; want %v, %q", c.Path(), c.WhyComponent(), PathComponent, why)
 		}
@@ -147,4 +158,41 @@ func TestPlanWithoutMemory(t *testing.T) {
 		}
 	}
 	t.Error("Instantiate never succeeded")
+}
+
+// TestParts: a component of several core modules that uses everything that has an index gives the same results as one module
+// as by the component path, which connects the modules themselves.
+func TestParts(t *testing.T) {
+	e := testEngine(t)
+	codes := []*Code{
+		guestBy(t, e, read(t, "parts.wasm"), Host{}, CompileOptions{}),
+		guestBy(t, e, read(t, "parts.wasm"), Host{}, CompileOptions{ComponentPath: true}),
+	}
+	if codes[0].img.Plan == nil {
+		t.Fatalf("it is not planned: %s", codes[0].WhyComponent())
+	}
+	const cases = 10
+	for n := range uint32(cases) {
+		var results []string
+		for _, c := range codes {
+			i := instance(t, c, InstanceOptions{})
+			var all []string
+			for _, name := range []string{"run", "again", "run"} { // two instances of a module, which share memory and a table
+				f, err := c.Func(Signature{Name: name, Params: []*wit.Type{tU32}, Result: tU32})
+				if err != nil {
+					t.Fatal(err)
+				}
+				out, err := i.Call(t.Context(), f, u32s(n), nil)
+				if all = append(all, fmt.Sprintf("%x", out)); err != nil {
+					all = append(all, err.Error())
+					break
+				}
+			}
+			results = append(results, strings.Join(all, " "))
+		}
+		if results[0] != results[1] || len(results[0]) < 8 {
+			t.Errorf("case %d: %s, want %s", n, results[0], results[1])
+		}
+		t.Log(n, results)
+	}
 }

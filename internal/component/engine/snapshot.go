@@ -20,7 +20,7 @@ import (
 )
 
 // The interfaces that a guest exports if it can continue from a snapshot, and if it can do in advance what its first
-// request would do (sdk/wit).
+// request would do (sdk/wit). One of them is enough for a snapshot.
 const (
 	snapshotInterface = "tripod:grpc/snapshot@0.1.0"
 	warmInterface     = "tripod:grpc/warm@0.1.0"
@@ -82,7 +82,7 @@ func (c *Code) linkDetached(l *link) error {
 // snapshot.
 func PrepareSignature() Signature { return Signature{snapshotInterface, "prepare", nil, readings} }
 
-// WarmSignature is the function that a guest with snapshots can export. Call it after PrepareSignature and before
+// WarmSignature is the function that a guest exports in addition, or instead. Call it after PrepareSignature and before
 // Instance.Capture. Its result has the same meaning.
 func WarmSignature() Signature { return Signature{warmInterface, "warm", nil, readings} }
 

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -317,6 +318,43 @@ static void let_others(tw_inst *i) {
 // seen records when the guest was last known to run, or 0 while it is in a host function or sleeps.
 static void seen(tw_inst *i, int64_t now) { __atomic_store_n(&i->seen, now, __ATOMIC_RELAXED); }
 
+// ---- profiles ----
+
+static int interrupt_signal;
+
+// interrupted runs on the guest's thread.
+static void interrupted(int signal, siginfo_t *s, void *none) {
+  (void)signal, (void)none;
+  int saved = errno;
+  tw_inst *i = s->si_value.sival_ptr;
+  tw_kill(i, i->call.seq);
+  wasmtime_engine_increment_epoch(i->interrupt.engine);
+  errno = saved;
+}
+
+static void handle_interrupts(void) {
+  struct sigaction a;
+  memset(&a, 0, sizeof a);
+  a.sa_sigaction = interrupted, a.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+  if (!sigaction(SIGRTMAX - 3, &a, NULL)) interrupt_signal = SIGRTMAX - 3;
+}
+
+// set_interrupt makes a timer signal this thread. Nothing else is as precise as a call is short.
+static void set_interrupt(tw_inst *i) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, handle_interrupts);
+  struct sigevent e;
+  memset(&e, 0, sizeof e);
+  e.sigev_notify = SIGEV_THREAD_ID, e.sigev_signo = interrupt_signal, e.sigev_value.sival_ptr = i;
+  e._sigev_un._tid = gettid();
+  if (!interrupt_signal || timer_create(CLOCK_MONOTONIC, &e, &i->interrupt.timer)) return;
+  i->interrupt.set = true;
+  struct itimerspec t = {.it_value = {i->interrupt.after / 1000000000, i->interrupt.after % 1000000000}};
+  timer_settime(i->interrupt.timer, 0, &t, NULL);
+}
+
+void tw_interrupt_after(tw_inst *i, wasm_engine_t *e, int64_t ns) { i->interrupt.engine = e, i->interrupt.after = ns; }
+
 void tw_enter(tw_inst *i) {
   i->call.mark = tw_now(), i->call.on_cpu_clock = false;
   seen(i, i->call.mark);
@@ -324,9 +362,12 @@ void tw_enter(tw_inst *i) {
   i->call.ticks = 0, i->call.calls = 0, i->why = TW_OK, i->inside = false;
   guest_begins();
   wasmtime_context_set_epoch_deadline(i->cx, 1);
+  if (i->interrupt.after) set_interrupt(i);
 }
 
 void tw_leave(tw_inst *i) {
+  if (i->interrupt.set) timer_delete(i->interrupt.timer); // what it has sent arrives before this returns
+  i->interrupt.set = false, i->interrupt.after = 0;
   tw_memory(i);
   computed(i, false);
   guest_ends();

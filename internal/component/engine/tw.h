@@ -8,7 +8,6 @@
 //	host.c      calls of host functions, on both paths
 //	inst.c      stores and instances, calls, the configuration of WASI
 //	error.c     why a call ended; wasmtime's errors and traps
-//	plan.c      core path: instances of several core modules
 //	snapshot.c  core path: guests whose memory is detached from their code, and their snapshots
 //	memory.c    the linear memories of these guests
 #ifndef TW_H
@@ -20,6 +19,7 @@
 #include <wasm.h>
 #include <wasmtime.h>
 #include <wasmtime/component.h>
+#include <time.h>
 
 // What wasmtime/lib.rs adds to wasmtime's C API.
 void tripod_config_proposals(wasm_config_t *);
@@ -159,7 +159,7 @@ typedef struct {
 //	                           │          └─(a call)
 //	                           └──▶ commands ──(ended)
 enum tw_phase {
-  TW_MADE,     // wasmtime runs start functions, if anything; the host's functions cannot be called
+  TW_MADE,     // wasmtime runs a start function, if there is one; the host's functions cannot be called
   TW_STARTS,   // _initialize runs
   TW_SERVES,   // calls one after another, each with its budget
   TW_COMMANDS, // a command runs to its end, without one
@@ -213,14 +213,21 @@ typedef struct tw_inst {
     int32_t thread;
   } idle;
 
+  struct { // for profiles: when the next call ends, in ns after its begin; 0: not
+    int64_t after;
+    bool set;
+    timer_t timer;
+    wasm_engine_t *engine;
+  } interrupt;
+
   struct { // what is called
     wasmtime_component_instance_t comp; // component path
-    wasmtime_instance_t *mods, mod;     // core path: mods points to the only instance, or to those of the plan
-    const struct tw_plan *plan;         // NULL if there is only one core module
+    wasmtime_instance_t mod;            // core path
     wasmtime_memory_t memory;
     bool has_memory;
-    tw_allocator *allocators, cabi_realloc; // as mods
-    uint32_t allocator;                     // of the current function, or TW_NONE
+    const char *const *names;            // of the allocators
+    tw_allocator *allocators, allocator1; // one is not allocated
+    uint32_t allocator;                  // of the current function, or TW_NONE
   } guest;
 
   struct { // preview 1: arguments from strings to env, variables from env to env_end
@@ -263,6 +270,9 @@ void tw_wake(tw_inst *);
 void tw_fresh(tw_inst *); // the guest has new work, or waits for it: it stops yielding
 wasmtime_error_t *tw_tick(wasmtime_context_t *, void *, uint64_t *, uint8_t *);
 void tw_kill(tw_inst *, uint64_t seq);
+// tw_interrupt_after ends the next call some time after its begin, when the guest enters a function or loop, without waiting
+// for a tick. Other guests of the engine look at their budgets, too.
+void tw_interrupt_after(tw_inst *, wasm_engine_t *, int64_t ns);
 int64_t tw_pause(tw_inst *); // the guest's thread leaves the guest; returns the time
 void tw_resume(tw_inst *, int64_t paused);
 int64_t tw_sleep(tw_inst *, int64_t ns); // sleeps until then or until killed; this does not count as computing
@@ -294,6 +304,7 @@ typedef struct {
   const uint8_t *at; // the checked flat bytes
 } tw_src;
 
+const wasmtime_func_t *tw_allocator_of(tw_inst *); // for the current function, or NULL
 bool tw_lower_flat(tw_src *, uint32_t node, wasmtime_val_raw_t *);
 bool tw_lower_at(tw_src *, uint32_t node, uint32_t addr);
 bool tw_alloc(tw_inst *, uint32_t size, uint32_t align, uint32_t *addr);
@@ -325,10 +336,10 @@ typedef struct {
   bool drop;         // [resource-drop]
   const tw_prog *prog;
   uint32_t allocator; // core path: for its result, or TW_NONE
-  uint32_t role;      // core path: what it is for the call's messages, with the numbers of Role
+  uint32_t role;      // with the numbers of Role; what it is for the call's messages matters on the core path
 } tw_hostfn;
 
-enum { TW_RECEIVE = 1, TW_TAKE, TW_SEND };
+enum { TW_RECEIVE = 1, TW_TAKE, TW_SEND, TW_CONSTANT };
 
 wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *, wasmtime_val_raw_t *, size_t);
 wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *, const wasmtime_component_func_type_t *,
@@ -337,7 +348,6 @@ wasmtime_error_t *tw_comp_drop(void *fn, wasmtime_context_t *, uint32_t rep);
 
 wasm_functype_t *tw_core_type(const uint8_t *params, uint32_t, const uint8_t *results, uint32_t); // WASM_*
 char *tw_define_core(wasmtime_linker_t *, const char *module, const char *name, const tw_hostfn *);
-char *tw_define_trap(wasmtime_linker_t *, const char *name, const wasm_functype_t *); // a function that traps
 char *tw_define_comp(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 char *tw_define_resource(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 
@@ -348,31 +358,6 @@ char *tw_define_preview1(wasmtime_linker_t *);
 const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds);
 bool tw_fd_new(tw_inst *, tw_fd, uint32_t *number); // gives a descriptor the lowest free number; false if too many are open
 void tw_fd_free(tw_inst *, uint32_t channel); // frees the number of the descriptor of a channel
-
-// ---- core modules (plan.c) ----
-
-// tw_core is an export of a core instance, or a definition of the host.
-typedef struct {
-  bool hosted;
-  uint32_t instance;
-  const char *name;
-} tw_core;
-
-typedef struct {
-  const wasmtime_module_t *module;
-  uint32_t nimports;
-  const tw_core *imports;
-} tw_step;
-
-// tw_plan says how the instances of several core modules are made: wasmbin.Plan.
-typedef struct tw_plan {
-  const wasmtime_linker_t *hosts; // the definitions of the host
-  uint32_t nsteps, nallocators;
-  const tw_step *steps;
-  const tw_core *allocators, *memory; // memory: NULL if no function needs one
-} tw_plan;
-
-const wasmtime_func_t *tw_allocator_of(tw_inst *); // for the current function, or NULL
 
 // ---- stores, instances, calls (inst.c) ----
 
@@ -434,8 +419,9 @@ const char *tw_capture(tw_inst *, const tw_detached *, wasmtime_val_t *globals);
 
 typedef struct {
   wasm_engine_t *engine;
-  const wasmtime_instance_pre_t *pre; // core path with one core module; otherwise NULL
-  const tw_plan *plan;                // core path with several core modules; otherwise NULL
+  const wasmtime_instance_pre_t *pre; // core path; otherwise NULL
+  char **allocators;                  // core path: the exports that allocate
+  uint32_t nallocators;
   const tw_detached *detached;        // core path with a detached memory; otherwise NULL
   const wasmtime_component_linker_t *linker;
   const wasmtime_component_t *component;
@@ -445,9 +431,6 @@ typedef struct {
 // tw_instantiate_detached instantiates a module with its initial memory, or from a snapshot. With capture, tw_capture is
 // possible later.
 bool tw_instantiate_detached(tw_inst *, const tw_code *, const tw_snapshot *, bool capture);
-
-// tw_instantiate_plan makes the core instances of a plan. The snapshot can be NULL.
-void tw_instantiate_plan(tw_inst *, const tw_code *, const tw_snapshot *);
 
 typedef struct {
   uintptr_t go_;
@@ -477,7 +460,7 @@ void tw_free(tw_inst *);
 
 typedef struct {
   const tw_prog *prog;
-  uint32_t instance, post_instance, allocator;    // core path
+  uint32_t allocator;                             // core path: among those of tw_code, or TW_NONE
   const char *name, *post;                        // core path: names of exports; post can be NULL
   const wasmtime_component_export_index_t *index; // component path
 } tw_func;

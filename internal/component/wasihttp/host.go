@@ -37,7 +37,11 @@ func Host() engine.Host {
 }
 
 func hostFunc(f wasi.Bound) engine.HostFunc {
-	return engine.HostFunc{Interface: f.Interface, Name: f.Name, Params: f.Params, Result: f.Result,
+	var role engine.Role
+	if strings.HasPrefix(f.Interface, "wasi:cli/environment@") { // of the pod
+		role = engine.RoleConstant
+	}
+	return engine.HostFunc{Interface: f.Interface, Name: f.Name, Params: f.Params, Result: f.Result, Role: role,
 		Call: func(c *engine.HostCall, args []byte) ([]byte, error) {
 			g, ok := c.Host().(Guest)
 			if !ok {

@@ -255,22 +255,6 @@ func (s *state) segment(c *cursor) segmentData {
 	return d
 }
 
-// Instructions in constant expressions, and types.
-const (
-	opEnd       = 0x0b
-	opGlobalGet = 0x23
-	opI32Const  = 0x41
-	opI64Const  = 0x42
-	opF32Const  = 0x43
-	opF64Const  = 0x44
-	opRefNull   = 0xd0
-	opRefFunc   = 0xd2
-
-	typeFuncref = 0x70
-	typeF64     = 0x7c
-	typeI32     = 0x7f
-)
-
 // constant reads a constant expression (3.3.13). It returns the value of a single i32.const.
 func (s *state) constant(c *cursor) (value int32, ok bool) {
 	for n := 0; c.err == nil; n++ {
@@ -289,6 +273,12 @@ func (s *state) constant(c *cursor) (value int32, ok bool) {
 			c.u32()
 		case opRefNull:
 			c.leb(33)
+		case opVector:
+			if c.u32() != opV128Const {
+				s.refuse(c, "it has a constant expression with a vector instruction")
+				return 0, false
+			}
+			c.take(16)
 		default:
 			s.refuse(c, "it has a constant expression with the instruction %#x", op)
 			return 0, false

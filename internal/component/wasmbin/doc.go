@@ -1,10 +1,11 @@
-// Package wasmbin reads WebAssembly binaries without running them.
+// Package wasmbin reads and rewrites WebAssembly binaries without running them.
 //
 //   - [Read] returns the outline of a file: whether it is a module or a component, the names of its imports and
 //     exports, and the names of its custom sections. It reads section headers and the few sections with names, but
 //     never code, so a large file needs only a few small reads. [Custom] reads one custom section.
 //   - [Parse] returns the structure of a binary in memory: what its core modules declare, and which functions of the
 //     core modules the component exports.
+//   - [NewPlan] makes one core module of a component, and [Detach] separates a core module from its memory.
 //
 // A binary has this form:
 //

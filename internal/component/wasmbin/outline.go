@@ -31,6 +31,7 @@ func (o *Outline) HasExport(name string) bool { return slices.Contains(o.Exports
 const (
 	sectionCustom = 0
 
+	moduleTypes     = 1
 	moduleImports   = 2
 	moduleFunctions = 3
 	moduleTables    = 4
@@ -39,6 +40,7 @@ const (
 	moduleExports   = 7
 	moduleStart     = 8
 	moduleElements  = 9
+	moduleCode      = 10
 	moduleData      = 11
 	moduleCount     = 12 // of the data segments
 

@@ -6,58 +6,70 @@ import (
 	"fmt"
 )
 
-// Plan says how a component makes the instances of its core modules, how it connects them with each other and with the
-// host, and which of their functions it exports. A host that follows the Plan needs no implementation of components.
+// Plan is a component as one core module: its core modules, connected with each other as their instances would be. A host that
+// provides the module's imports and calls its exports by the canonical ABI needs no implementation of components.
 //
 // A Plan exists only for a component whose component instances (nested ones included) have no functions, resources or
 // memories that other ones use, because these need more than core instances and a host.
 type Plan struct {
-	Modules []Module
-	// Steps make the core instances, in order.
-	Steps []Step
+	// Module exports its memory, if it has one, as MemoryExport. If it exports StartExport, the host must call it first.
+	Module Module
+	// Imports are what the module imports, in order. The module is "", and the name is the number.
+	Imports []HostFunc
 	// Exports are the exported functions by their full name (INTERFACE#NAME, or NAME at the top level).
 	Exports map[string]Lift
-	// Memory is the memory of all functions, or nil if none needs one.
-	Memory *Core
 }
 
-// Step makes an instance of a core module.
-type Step struct {
-	Module  int    // index in Plan.Modules
-	Imports []Core // one for each import of the module, in order
+// HostFunc is a function that the host provides, by the canonical ABI.
+type HostFunc struct {
+	// Interface is the full name of an interface that the component imports, or "" at its top level. Name is the name of a
+	// function of that interface, or of a resource, if the function drops it.
+	Interface, Name string
+	Drop            bool
+	Realloc         string // the export that allocates memory for the result, or ""
 }
 
-// Core is a core function, table, memory or global of a Plan.
-type Core struct {
-	Kind Kind
-	From Origin
-	// Instance is the number of the Step and Name is the export's name, for FromInstance.
-	Instance int
-	Name     string
-	// Interface is the full name of an interface that the component imports, or "" at its top level. Item is the name of
-	// a function of that interface (FromHost), or of a resource (FromDrop).
-	Interface, Item string
-	// Realloc is the allocator for the results of a function of the host, or nil.
-	Realloc *Core
+// Lift is an exported function of the component, as exports of the module: a function that follows the canonical ABI, the
+// allocator for its parameters, and the function to call when the result has been read. The last two can be "".
+type Lift struct{ Func, Realloc, Post string }
+
+// StartExport is the export that runs the start functions of several modules.
+const StartExport = "_initialize"
+
+// step makes an instance of a core module.
+type step struct {
+	module  int    // index in planner.modules
+	imports []core // one for each import of the module, in order
 }
 
-// Origin says where a Core comes from.
-type Origin byte
+// core is a core function, table, memory or global.
+type core struct {
+	kind Kind
+	from origin
+	// instance is the number of the step and name is the export's name, for fromInstance.
+	instance int
+	name     string
+	// iface is the full name of an interface that the component imports, or "" at its top level. item is the name of
+	// a function of that interface (fromHost), or of a resource (fromDrop).
+	iface, item string
+	// realloc is the allocator for the results of a function of the host, or nil.
+	realloc *core
+}
 
-// The origins.
+// origin says where a core item comes from.
+type origin byte
+
 const (
-	FromInstance Origin = iota // the export of an instance
-	FromHost                   // a function that the host provides, by the canonical ABI
-	FromDrop                   // the function resource.drop for a resource of the host
-	FromTrap                   // a function that traps
+	fromInstance origin = iota // the export of an instance
+	fromHost                   // a function that the host provides, by the canonical ABI
+	fromDrop                   // the function resource.drop for a resource of the host
+	fromTrap                   // a function that traps
 )
 
-// Lift is an exported function of the component: a core function that follows the canonical ABI.
-type Lift struct {
-	Func Core
-	// Realloc is the allocator for the parameters, and Post is called after the result has been read. Both can be nil.
-	Realloc, Post *Core
-	memory        *Core
+// lift is an exported function of a component: a core function that follows the canonical ABI. What is a pointer can be nil.
+type lift struct {
+	fn                    core
+	realloc, post, memory *core
 }
 
 // Limits of a Plan. A component can make instances of components that make instances of components.
@@ -77,10 +89,15 @@ func unplanned(format string, args ...any) error { return errPlan(fmt.Sprintf(fo
 // NewPlan returns the Plan of a component, or nil and the reason why there is none. It returns an error for a binary that
 // it cannot read.
 func NewPlan(component []byte) (plan *Plan, why string, err error) {
-	p := &planner{known: make(map[*byte]int)}
+	p := &planner{known: make(map[*byte]int), read: make(map[int]*functions), exported: make(map[string]lift)}
 	exports, err := p.instantiate(closure{code: component}, nil)
 	if err == nil {
 		err = p.finish(exports)
+	}
+	if err == nil {
+		if err = p.fuse(len(component)); err != nil && !errors.As(err, new(errPlan)) {
+			err = unplanned("its core modules cannot become one: %v", err) // the engine validates them
+		}
 	}
 	if reason := errPlan(""); errors.As(err, &reason) {
 		return nil, string(reason), nil
@@ -94,12 +111,16 @@ func NewPlan(component []byte) (plan *Plan, why string, err error) {
 // planner instantiates a component without running it.
 type planner struct {
 	Plan
-	known      map[*byte]int // indices in Modules, by the first byte of the code
-	components int           // instances of components
+	modules    []Module
+	steps      []step // in order
+	exported   map[string]lift
+	known      map[*byte]int // indices in modules, by the first byte of the code
+	read       map[int]*functions
+	components int // instances of components
 	items      int
 	user       *scope // the only component instance that uses the host
-	lifts      []Lift // of all component instances
-	memory     []Core // the memories that functions use
+	lifts      []lift // of all component instances
+	memory     []core // the memories that functions use
 }
 
 // closure is a component that has not been instantiated, with the component around it.
@@ -136,13 +157,13 @@ type scope struct {
 	funcs      []function
 	types      []typ
 	cores      []coreInstance
-	core       [Tag + 1][]Core // by kind
+	core       [Tag + 1][]core // by kind
 }
 
-// coreInstance is the number of a Step, or a list of exports.
+// coreInstance is the number of a step, or a list of exports.
 type coreInstance struct {
 	step    int
-	exports map[string]Core // nil for the instance of a module
+	exports map[string]core // nil for the instance of a module
 }
 
 // instantiate makes an instance of a component. The args of the outermost component are nil.
@@ -202,9 +223,9 @@ func (p *planner) module(s *scope, code []byte) error {
 		if err != nil {
 			return err
 		}
-		n = len(p.Modules)
+		n = len(p.modules)
 		p.known[&code[0]] = n
-		p.Modules = append(p.Modules, m)
+		p.modules = append(p.modules, m)
 	}
 	s.modules = append(s.modules, n)
 	return p.count(1)
@@ -433,13 +454,13 @@ func (s *scope) outerAlias(sort, core byte, depth, index uint32) error {
 }
 
 // export returns an export of a core instance.
-func (i coreInstance) export(kind Kind, name string) (Core, error) {
+func (i coreInstance) export(kind Kind, name string) (core, error) {
 	if i.exports == nil {
-		return Core{Kind: kind, Instance: i.step, Name: name}, nil
+		return core{kind: kind, instance: i.step, name: name}, nil
 	}
 	e, ok := i.exports[name]
-	if !ok || e.Kind != kind {
-		return Core{}, unplanned("a core instance has no export %s", name)
+	if !ok || e.kind != kind {
+		return core{}, unplanned("a core instance has no export %s", name)
 	}
 	return e, nil
 }
@@ -462,7 +483,7 @@ func (p *planner) coreInstance(s *scope, c *cursor) error {
 		}
 		return p.step(s, module, args)
 	case 1:
-		exports := make(map[string]Core)
+		exports := make(map[string]core)
 		for n := c.u32(); n > 0 && c.err == nil; n-- {
 			name, kind := c.name(), c.u8()
 			if Kind(kind) > Tag {
@@ -482,14 +503,14 @@ func (p *planner) coreInstance(s *scope, c *cursor) error {
 }
 
 func (p *planner) step(s *scope, module int, args map[string]coreInstance) error {
-	if len(p.Steps) == maxSteps {
+	if len(p.steps) == maxSteps {
 		return unplanned("the component has more than %d core instances", maxSteps)
 	}
-	imports := p.Modules[module].Imports
+	imports := p.modules[module].Imports
 	if err := p.count(len(imports)); err != nil {
 		return err
 	}
-	step := Step{Module: module}
+	next := step{module: module}
 	for _, i := range imports {
 		from, ok := args[i.Module]
 		if !ok {
@@ -499,21 +520,23 @@ func (p *planner) step(s *scope, module int, args map[string]coreInstance) error
 		if err != nil {
 			return err
 		}
-		step.Imports = append(step.Imports, e)
+		next.imports = append(next.imports, e)
 	}
-	s.cores = append(s.cores, coreInstance{step: len(p.Steps)})
-	p.Steps = append(p.Steps, step)
+	s.cores = append(s.cores, coreInstance{step: len(p.steps)})
+	p.steps = append(p.steps, next)
 	return nil
 }
 
 // options are the canonical options of a function.
-type options struct{ memory, realloc, post *Core }
+type options struct{ memory, realloc, post *core }
 
 func (s *scope) options(c *cursor) (o options, err error) {
-	ref := func(all []Core) *Core {
+	ref := func(all []core) *core {
 		e, missing := at(all, c.u32())
 		if missing != nil {
 			err = missing
+		} else if e.from != fromInstance {
+			err = unplanned("it allocates by a function that is not a core module's")
 		}
 		return &e
 	}
@@ -545,7 +568,7 @@ func (p *planner) canon(s *scope, c *cursor) error {
 		if err := errors.Join(err, badOptions); err != nil {
 			return err
 		}
-		p.lifts = append(p.lifts, Lift{Func: f, Realloc: o.realloc, Post: o.post, memory: o.memory})
+		p.lifts = append(p.lifts, lift{fn: f, realloc: o.realloc, post: o.post, memory: o.memory})
 		return s.add(function{lift: len(p.lifts) - 1, owner: s})
 	case 1:
 		c.u8()
@@ -563,7 +586,7 @@ func (p *planner) canon(s *scope, c *cursor) error {
 		if t.name == "" {
 			return unplanned("the guest defines resources")
 		}
-		s.core[Func] = append(s.core[Func], Core{Kind: Func, From: FromDrop, Interface: t.iface, Item: t.name})
+		s.core[Func] = append(s.core[Func], core{kind: Func, from: fromDrop, iface: t.iface, item: t.name})
 		return p.uses(s)
 	case 2, 4:
 		return unplanned("the guest defines resources")
@@ -576,16 +599,16 @@ func (p *planner) canon(s *scope, c *cursor) error {
 // the parameters and results between two memories; only those that trap at once are supported.
 func (p *planner) lower(s *scope, f function, o options) error {
 	if f.lift < 0 {
-		s.core[Func] = append(s.core[Func], Core{Kind: Func, From: FromHost, Interface: f.iface, Item: f.name, Realloc: o.realloc})
+		s.core[Func] = append(s.core[Func], core{kind: Func, from: fromHost, iface: f.iface, item: f.name, realloc: o.realloc})
 		if o.memory != nil {
 			p.memory = append(p.memory, *o.memory)
 		}
 		return p.uses(s)
 	}
-	if !p.hasBody(p.lifts[f.lift].Func, trapBody) {
+	if !p.does(p.lifts[f.lift].fn, onlyTrap) {
 		return unplanned("a component instance calls another one")
 	}
-	s.core[Func] = append(s.core[Func], Core{Kind: Func, From: FromTrap})
+	s.core[Func] = append(s.core[Func], core{kind: Func, from: fromTrap})
 	return nil
 }
 
@@ -600,7 +623,6 @@ func (p *planner) uses(s *scope) error {
 
 // finish collects the exports of the outermost component.
 func (p *planner) finish(exports map[string]item) error {
-	p.Exports = make(map[string]Lift)
 	for name, e := range exports {
 		switch e := e.(type) {
 		case function:
@@ -622,7 +644,15 @@ func (p *planner) finish(exports map[string]item) error {
 			return unplanned("the component exports a component")
 		}
 	}
-	return p.oneMemory()
+	p.prune()
+	memories := 0
+	for _, s := range p.steps {
+		memories += len(p.modules[s.module].Memories)
+	}
+	if memories > 1 {
+		return unplanned("its core modules have %d memories", memories)
+	}
+	return nil
 }
 
 func (p *planner) export(name string, f function) error {
@@ -633,35 +663,9 @@ func (p *planner) export(name string, f function) error {
 		return err
 	}
 	l := p.lifts[f.lift]
-	for _, c := range []*Core{&l.Func, l.Realloc, l.Post} {
-		if c != nil && c.From != FromInstance {
-			return unplanned("the component exports a function that is not a core module's")
-		}
-	}
 	if l.memory != nil {
 		p.memory = append(p.memory, *l.memory)
 	}
-	p.Exports[name] = l
-	return nil
-}
-
-// oneMemory checks that all functions use the same memory.
-func (p *planner) oneMemory() error {
-	for _, m := range p.memory {
-		if m.From != FromInstance || m != p.memory[0] {
-			return unplanned("its functions use several memories")
-		}
-	}
-	if len(p.memory) > 0 {
-		p.Memory = &p.memory[0]
-	}
-	p.prune()
-	memories := 0
-	for _, s := range p.Steps {
-		memories += len(p.Modules[s.Module].Memories)
-	}
-	if memories > 1 {
-		return unplanned("its core modules have %d memories", memories)
-	}
+	p.exported[name] = l
 	return nil
 }

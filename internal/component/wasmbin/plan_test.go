@@ -1,25 +1,21 @@
 package wasmbin
 
 import (
+	"bytes"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 )
 
-// TestPlans plans components of common tools.
+// TestPlans plans components of common tools: each becomes one module, and the same one each time.
 func TestPlans(t *testing.T) {
 	for file, c := range map[string]struct {
-		steps  []int // imports of each step
-		export string
-		lift   int // the step of the exported function
+		imports int // functions of the host
+		export  string
 	}{
-		// wit-component: shim, main module, adapter for preview 1, fixup.
-		"greeter-c":    {[]int{0, 13, 29, 26}, "proto:greet-v1/greeter#say-hello", 1},
-		"hello-http-c": {[]int{0, 22, 14}, "wasi:http/incoming-handler@0.2.0#handle", 1},
-		// componentize-qjs: several modules with one memory, in a nested component. The two modules of the other nested
-		// component, whose functions only trap, are left out.
-		"greeter-js": {[]int{0, 1, 6, 43, 85, 35}, "proto:greet-v1/greeter#say-hello", 4},
+		"greeter-c":    {35, "proto:greet-v1/greeter#say-hello"},
+		"hello-http-c": {22, "wasi:http/incoming-handler@0.2.0#handle"},
+		"greeter-js":   {42, "proto:greet-v1/greeter#say-hello"},
 	} {
 		data, err := os.ReadFile("../../../examples/wasm/" + file + "/" + file + ".wasm")
 		if err != nil {
@@ -30,13 +26,12 @@ func TestPlans(t *testing.T) {
 			t.Errorf("%s: %q, %v", file, why, err)
 			continue
 		}
-		var imports []int
-		for _, s := range p.Steps {
-			imports = append(imports, len(s.Imports))
+		if again, _, _ := NewPlan(data); !bytes.Equal(again.Module.Code, p.Module.Code) {
+			t.Errorf("%s: the second plan has another module", file)
 		}
-		l := p.Exports[c.export]
-		if !slices.Equal(imports, c.steps) || len(p.Modules) != len(c.steps) || l.Func.Instance != c.lift || l.Func.Name != c.export || p.Memory == nil {
-			t.Errorf("%s: imports %v of %d modules, %s in step %+v, memory %v; want %v, step %d", file, imports, len(p.Modules), c.export, l.Func, p.Memory, c.steps, c.lift)
+		m, l := p.Module, p.Exports[c.export]
+		if len(p.Imports) != c.imports || len(m.Imports) != c.imports || !m.HasExport(l.Func, Func) || len(m.Memories) != 1 {
+			t.Errorf("%s: %d imports %v, %s is %+v of %v", file, len(m.Imports), p.Imports, c.export, l, m.Exports)
 		}
 	}
 }
@@ -55,7 +50,22 @@ func TestNoPlan(t *testing.T) {
 	imports := append([]byte("\x88\x27"), strings.Repeat("\x00\x01f\x00\x00", 5000)...)
 	wide := started + string(appendSection(nil, 1, appendSection([]byte(moduleHead+sec(1, "\x01\x60\x00\x00")), moduleImports, imports)))
 	wide += sec(2, "\x14"+strings.Repeat("\x00\x01\x01\x00\x12\x00", 20))
+	// A second core module, which starts, beside one with a memory and data.
+	beside := func(sections string) string {
+		first := moduleHead + sec(5, "\x01\x00\x01") + sec(11, "\x01\x00\x41\x00\x0b\x01x")
+		return sec(1, first) + sec(1, moduleHead+sec(1, "\x01\x60\x00\x00")+sec(3, "\x01\x00")+sections) + sec(2, "\x02\x00\x00\x00\x00\x01\x00")
+	}
+	const empty = "\x01\x02\x00\x0b"
 	for name, c := range map[string]struct{ text, why string }{
+		"a store without a memory":   {beside(sec(8, "\x00") + sec(10, "\x01\x09\x00\x41\x00\x41\x2a\x36\x02\x00\x0b")), "there is no item 0 of kind 2"},
+		"data without a memory":      {beside(sec(10, empty) + sec(11, "\x01\x00\x41\x00\x0b\x04evil")), "there is no item 0 of kind 2"},
+		"elements without a table":   {beside(sec(9, "\x01\x00\x41\x00\x0b\x01\x00") + sec(10, empty)), "there is no item 0 of kind 1"},
+		"a segment of another":       {beside(sec(8, "\x00") + sec(12, "\x00") + sec(10, "\x01\x05\x00\xfc\x09\x00\x0b")), "there is no segment 0"},
+		"a function of another":      {beside(sec(8, "\x00") + sec(10, "\x01\x04\x00\x10\x01\x0b")), "there is no item 1 of kind 0"},
+		"an unknown instruction":     {beside(sec(8, "\x00") + sec(10, "\x01\x03\x00\x06\x0b")), "the instruction 0x6"},
+		"a type of a structure":      {beside(sec(8, "\x00") + sec(10, "\x01\x04\x00\xd0\x6b\x0b")), "values of the type 0x6b"},
+		"a start without a function": {beside(sec(8, "\x07") + sec(10, empty)), "the start function"},
+		"code that is cut off":       {beside(sec(8, "\x00") + sec(10, "\x01\x03\x00\x41\x80")), "cannot become one"},
 		"a bomb of imports":          {wide, "more than 100000 definitions and imports"},
 		"a bomb of instances":        {bomb, "more than 32 instances of components"},
 		"a bomb of definitions":      {sec(7, "\xff\xff\xff\xff\x0f"), "more than 100000 definitions"},
@@ -78,7 +88,7 @@ func TestNoPlan(t *testing.T) {
 			t.Errorf("%s: NewPlan = %v, %q, %v; want %q", name, p != nil, why, err, c.why)
 		}
 	}
-	if p, why, err := NewPlan([]byte(componentHead + lifted + sec(11, "\x01\x00"+name("f")+"\x01\x00\x00"))); err != nil || why != "" || len(p.Steps) != 1 || p.Exports["f"].Func.Name != "f" {
+	if p, why, err := NewPlan([]byte(componentHead + lifted + sec(11, "\x01\x00"+name("f")+"\x01\x00\x00"))); err != nil || why != "" || len(p.Module.Exports) != 1 || p.Exports["f"].Func != "0" {
 		t.Errorf("a simple component: %+v, %q, %v", p, why, err)
 	}
 }
@@ -90,16 +100,16 @@ func sec4(component string) string {
 }
 
 func FuzzPlan(f *testing.F) {
-	for _, file := range []string{"greeter-c", "hello-http-c"} {
-		data, err := os.ReadFile("../../../examples/wasm/" + file + "/" + file + ".wasm")
+	for _, file := range []string{"../../../examples/wasm/greeter-c/greeter-c.wasm", "../../../examples/wasm/hello-http-c/hello-http-c.wasm", "../engine/testdata/parts.wasm"} {
+		data, err := os.ReadFile(file)
 		if err != nil {
 			f.Fatal(err)
 		}
 		f.Add(data)
 	}
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		if p, _, err := NewPlan(data); err == nil && p != nil && len(p.Steps) > maxSteps {
-			panic("too many steps")
+		if p, _, err := NewPlan(data); err == nil && p != nil && len(p.Module.Code) > 4*len(data)+2*maxFused {
+			panic("too large")
 		}
 	})
 }

@@ -1,23 +1,48 @@
 package wasmbin
 
-// functions is where the functions of a core module are.
+// functions is what there is to know of the functions of a core module.
 type functions struct {
 	exports  map[string]uint32 // indices of exported functions
 	imported uint32            // number of imported functions, which have the first indices
 	start    int64             // index of the start function, or -1
 	segments bool              // the module has element or data segments
-	code     []byte            // the content of the code section
+	bodies   []content         // of the functions that the module defines
 }
 
-// functions reads where the module's functions are.
-func (m *Module) functions() (functions, error) {
-	f := functions{exports: make(map[string]uint32), start: -1}
-	for _, i := range m.Imports {
+// content is what the body of a function does.
+type content byte
+
+const (
+	anything     content = iota
+	nothingAtAll         // no locals, and end
+	onlyTrap             // no locals, unreachable and end
+)
+
+// trapBody is the body of a function with the content onlyTrap.
+const trapBody = "\x00\x00\x0b"
+
+func contentOf(body []byte) content {
+	switch string(body) {
+	case "\x00\x0b":
+		return nothingAtAll
+	case trapBody:
+		return onlyTrap
+	}
+	return anything
+}
+
+// functions reads the functions of a module of the plan.
+func (p *planner) functions(module int) (*functions, error) {
+	if f := p.read[module]; f != nil {
+		return f, nil
+	}
+	f := &functions{exports: make(map[string]uint32), start: -1}
+	for _, i := range p.modules[module].Imports {
 		if i.Kind == Func {
 			f.imported++
 		}
 	}
-	err := bodies(m.Code, func(id byte, c *cursor) error {
+	err := bodies(p.modules[module].Code, func(id byte, c *cursor) error {
 		switch id {
 		case moduleExports:
 			c.each(func() {
@@ -26,93 +51,76 @@ func (m *Module) functions() (functions, error) {
 					f.exports[name] = index
 				}
 			})
-		case 8:
+		case moduleStart:
 			f.start = int64(c.u32())
-		case 9, 11: // elements, data
+		case moduleElements, moduleData:
 			f.segments = f.segments || c.u32() > 0
-		case 10:
-			f.code = c.rest
+		case moduleCode:
+			c.each(func() { f.bodies = append(f.bodies, contentOf(c.take(c.u32()))) })
 		}
 		return nil
 	})
+	p.read[module] = f
 	return f, err
 }
 
-// The bodies of functions that do nothing, or nothing but trap: no locals, and end, or unreachable and end.
-const (
-	emptyBody = "\x00\x0b"
-	trapBody  = "\x00\x00\x0b"
-)
-
-// body returns the body of a function that the module defines, or "" if it imports the function.
-func (f *functions) body(index uint32) string {
-	if index < f.imported {
-		return ""
-	}
-	c := &cursor{rest: f.code}
-	for n := c.u32(); n > 0 && c.err == nil; n-- {
-		body := c.take(c.u32())
-		if index == f.imported {
-			return string(body)
-		}
-		index--
-	}
-	return ""
+// does reports whether a function of the module has the given content. Imported functions have none.
+func (f *functions) does(index uint32, what content) bool {
+	return index >= f.imported && uint64(index-f.imported) < uint64(len(f.bodies)) && f.bodies[index-f.imported] == what
 }
 
-// hasBody reports whether a core function has the given body.
-func (p *Plan) hasBody(f Core, body string) bool {
-	if f.From != FromInstance {
-		return f.From == FromTrap && body == trapBody
+// does reports whether a core function has the given content.
+func (p *planner) does(f core, what content) bool {
+	if f.from != fromInstance {
+		return f.from == fromTrap && what == onlyTrap
 	}
-	all, err := p.Modules[p.Steps[f.Instance].Module].functions()
-	index, ok := all.exports[f.Name]
-	return err == nil && ok && all.body(index) == body
+	all, err := p.functions(p.steps[f.instance].module)
+	index, ok := all.exports[f.name]
+	return err == nil && ok && all.does(index, what)
 }
 
 // harmless reports whether the instantiation of a core module does nothing that others could notice, and cannot trap.
-func (p *Plan) harmless(s Step) bool {
-	m := &p.Modules[s.Module]
-	var imported []Core
-	for _, i := range s.Imports {
-		if i.Kind != Func {
+func (p *planner) harmless(s step) bool {
+	var imported []core
+	for _, i := range s.imports {
+		if i.kind != Func {
 			return false
 		}
 		imported = append(imported, i)
 	}
-	f, err := m.functions()
+	f, err := p.functions(s.module)
 	switch {
 	case err != nil || f.segments:
 		return false
 	case f.start < 0:
 		return true
 	case f.start < int64(len(imported)):
-		return p.hasBody(imported[f.start], emptyBody)
+		return p.does(imported[f.start], nothingAtAll)
 	}
-	return f.body(uint32(f.start)) == emptyBody
+	return f.does(uint32(f.start), nothingAtAll)
 }
 
 // prune removes the harmless steps that nothing refers to, and the modules of no step.
-func (p *Plan) prune() {
-	needed := make([]bool, len(p.Steps))
-	var need func(c Core)
-	need = func(c Core) {
-		if c.From == FromInstance {
-			needed[c.Instance] = true
+func (p *planner) prune() {
+	needed := make([]bool, len(p.steps))
+	var need func(c core)
+	need = func(c core) {
+		if c.from == fromInstance {
+			needed[c.instance] = true
 		}
-		if c.Realloc != nil {
-			need(*c.Realloc)
+		if c.realloc != nil {
+			need(*c.realloc)
 		}
 	}
-	for _, l := range p.Exports {
+	for _, l := range p.exported {
 		l.each(need)
 	}
-	if p.Memory != nil {
-		need(*p.Memory)
+	for _, m := range p.memory {
+		need(m)
 	}
-	for k := len(p.Steps) - 1; k >= 0; k-- { // steps refer only to earlier ones
-		needed[k] = needed[k] || !p.harmless(p.Steps[k])
-		for _, i := range p.Steps[k].Imports {
+	for k := len(p.steps) - 1; k >= 0; k-- { // steps refer only to earlier ones
+		needed[k] = needed[k] || !p.harmless(p.steps[k])
+		for _, i := range p.steps[k].imports {
 			if needed[k] {
 				need(i)
 			}
@@ -121,9 +129,9 @@ func (p *Plan) prune() {
 	p.keep(needed)
 }
 
-func (l *Lift) each(f func(Core)) {
-	f(l.Func)
-	for _, c := range []*Core{l.Realloc, l.Post} {
+func (l *lift) each(f func(core)) {
+	f(l.fn)
+	for _, c := range []*core{l.realloc, l.post} {
 		if c != nil {
 			f(*c)
 		}
@@ -131,43 +139,42 @@ func (l *Lift) each(f func(Core)) {
 }
 
 // keep removes steps, and numbers the others and their modules again.
-func (p *Plan) keep(needed []bool) {
-	numbers, modules := make([]int, len(p.Steps)), make(map[int]int)
-	steps, kept := p.Steps, p.Modules
-	p.Steps, p.Modules = nil, nil
+func (p *planner) keep(needed []bool) {
+	numbers, modules := make([]int, len(p.steps)), make(map[int]int)
+	steps, kept := p.steps, p.modules
+	p.steps, p.modules = nil, nil
 	for k, s := range steps {
 		if !needed[k] {
 			continue
 		}
-		numbers[k] = len(p.Steps)
-		if _, ok := modules[s.Module]; !ok {
-			modules[s.Module] = len(p.Modules)
-			p.Modules = append(p.Modules, kept[s.Module])
+		numbers[k] = len(p.steps)
+		if _, ok := modules[s.module]; !ok {
+			modules[s.module] = len(p.modules)
+			p.modules = append(p.modules, kept[s.module])
 		}
-		p.Steps = append(p.Steps, Step{Module: modules[s.Module], Imports: s.Imports})
+		p.steps = append(p.steps, step{module: modules[s.module], imports: s.imports})
 	}
-	var renumbered func(c Core) Core
-	at := func(c *Core) *Core {
+	var renumbered func(c core) core
+	at := func(c *core) *core {
 		if c == nil {
 			return nil
 		}
 		r := renumbered(*c)
 		return &r
 	}
-	renumbered = func(c Core) Core {
-		if c.From == FromInstance {
-			c.Instance = numbers[c.Instance]
+	renumbered = func(c core) core {
+		if c.from == fromInstance {
+			c.instance = numbers[c.instance]
 		}
-		c.Realloc = at(c.Realloc)
+		c.realloc = at(c.realloc)
 		return c
 	}
-	for _, s := range p.Steps {
-		for k := range s.Imports {
-			s.Imports[k] = renumbered(s.Imports[k])
+	for _, s := range p.steps {
+		for k := range s.imports {
+			s.imports[k] = renumbered(s.imports[k])
 		}
 	}
-	for name, l := range p.Exports {
-		p.Exports[name] = Lift{Func: renumbered(l.Func), Realloc: at(l.Realloc), Post: at(l.Post)}
+	for name, l := range p.exported {
+		p.exported[name] = lift{fn: renumbered(l.fn), realloc: at(l.realloc), post: at(l.post)}
 	}
-	p.Memory = at(p.Memory)
 }

@@ -7,7 +7,7 @@ import (
 
 // trap is the body of a function without locals that traps, with its length: unreachable, end (WebAssembly core
 // specification, 5.4 and 5.5.13).
-const trap = "\x03\x00\x00\x0b"
+const trap = "\x03" + trapBody
 
 // Skeleton returns a copy of a component whose core modules do nothing: every function traps, and there are no data and
 // no custom sections. The types, imports and exports are the same, so an engine can tell the component's types at a
@@ -31,7 +31,7 @@ func skeleton(b []byte, header string, depth int) ([]byte, error) {
 		switch {
 		case module && (id == sectionCustom || id == moduleData || id == moduleCount):
 			return nil
-		case module && id == 10: // code
+		case module && id == moduleCode:
 			body, err = traps(c)
 		case !module && id == 1: // a core module
 			body, err = skeleton(c.rest, ModuleHeader, depth+1)

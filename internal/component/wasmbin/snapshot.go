@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// snapshotPrepare is the function that a guest exports if its instances can begin from a snapshot (sdk/wit).
-const snapshotPrepare = "tripod:grpc/snapshot@0.1.0#prepare"
+// snapshotExports are the functions of which a guest exports at least one if its instances can begin from a snapshot (sdk/wit).
+var snapshotExports = []string{"tripod:grpc/snapshot@0.1.0#prepare", "tripod:grpc/warm@0.1.0#warm"}
 
 // The tools that InitializedBy knows.
 const (
@@ -29,14 +29,14 @@ func InitializedBy(binary []byte) string {
 	return ""
 }
 
-// WhyNoSnapshot returns why instances of a guest with the given core modules cannot begin from a snapshot, as far as the
-// names in the binary show it, or "".
-func WhyNoSnapshot(binary []byte, modules []Module) string {
-	if slices.ContainsFunc(modules, func(m Module) bool { return m.HasExport(snapshotPrepare, Func) }) {
+// WhyNoSnapshot returns why instances of a guest cannot begin from a snapshot, as far as its binary and its exported functions
+// show it, or "".
+func WhyNoSnapshot(binary []byte, exports func(name string) bool) string {
+	if slices.ContainsFunc(snapshotExports, exports) {
 		return ""
 	}
 	if tool := InitializedBy(binary); tool != "" {
 		return fmt.Sprintf("%s initialized the guest when it was built", tool)
 	}
-	return fmt.Sprintf("the guest does not export %s", snapshotPrepare)
+	return "the guest does not export " + snapshotExports[0]
 }

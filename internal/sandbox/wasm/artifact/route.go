@@ -61,8 +61,12 @@ func RouteOf(binary []byte, o *wasmbin.Outline, world World) (*Route, error) {
 		return nil, err
 	}
 	r := &Route{Path: PathCore, Snapshot: true, Interfaces: optionalInterfaces(o)}
-	modules := b.Modules
-	if b.Component {
+	var module wasmbin.Module
+	var exports func(name string) bool
+	if !b.Component {
+		module = b.Modules[0]
+		exports = functions(module)
+	} else {
 		plan, why, err := wasmbin.NewPlan(binary)
 		if err != nil {
 			return nil, err
@@ -72,22 +76,25 @@ func RouteOf(binary []byte, o *wasmbin.Outline, world World) (*Route, error) {
 			r.RefuseSnapshot("the guest is not called on its linear memory")
 			return r, nil
 		}
-		modules = plan.Modules
+		exports = func(name string) bool { _, ok := plan.Exports[name]; return ok }
+		if module = plan.Module; len(b.Modules) > 0 && wasmbin.WhyNoSnapshot(nil, functions(b.Modules[0])) == "" {
+			module = b.Modules[0] // the engine calls it alone
+		}
 	}
 	if world == wit.WorldCommand {
 		r.RefuseSnapshot("a command runs once")
 	}
-	r.RefuseSnapshot(wasmbin.WhyNoSnapshot(binary, modules))
-	if !r.Snapshot {
+	if r.RefuseSnapshot(wasmbin.WhyNoSnapshot(binary, exports)); !r.Snapshot {
 		return r, nil
 	}
-	if wasmbin.WhyNoSnapshot(b.Modules[0].Code, b.Modules[:1]) != "" {
-		r.RefuseSnapshot("the guest has several core modules")
-		return r, nil
-	}
-	_, why, err := wasmbin.Detach(b.Modules[0].Code)
+	_, why, err := wasmbin.Detach(module.Code)
 	r.RefuseSnapshot(why)
 	return r, err
+}
+
+// functions returns a function that reports whether a core module exports a function.
+func functions(m wasmbin.Module) func(name string) bool {
+	return func(name string) bool { return m.HasExport(name, wasmbin.Func) }
 }
 
 // optionalInterfaces returns the imports that Route.Interfaces lists, sorted. The interfaces of sockets count as one.
