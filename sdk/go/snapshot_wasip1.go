@@ -44,17 +44,25 @@ func prepare() unsafe.Pointer {
 	}
 	// Complete the collection and the sweeping that the initialization has begun. Each instance would do it again, in
 	// pages of its own.
-	runtime.GC()
-	return lowerReadings()
+	return lowerReadings(collect())
 }
 
-// lowerReadings writes to result how often the runtime itself has asked for random values and for the time of day: once
-// when it started, and at each collection, for its statistics.
-func lowerReadings() unsafe.Pointer {
+// clockReadings is how often the SDK has asked for the time of day before the first request.
+var clockReadings uint32
+
+// collect completes a collection, and returns how often the runtime itself has asked for random values and for the time of day:
+// once when it started, and at each collection, for its statistics. It empties the runtime's caches of memory.
+func collect() (readings uint32) {
+	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
+	return 1 + m.NumGC
+}
+
+// lowerReadings writes to result what collect has returned, and how often the SDK has asked for the time of day.
+func lowerReadings(collected uint32) unsafe.Pointer {
 	result.low, result.keep, result.details = lowResult{}, nil, nil
-	result.low.status.code = 1 + m.NumGC
+	result.low.status.code = collected + clockReadings
 	return unsafe.Pointer(&result.low)
 }
 

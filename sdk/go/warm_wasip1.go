@@ -3,7 +3,7 @@ package tripodgrpc
 import (
 	"context"
 	"fmt"
-	"runtime"
+	"time"
 	"unsafe"
 
 	"google.golang.org/grpc"
@@ -29,11 +29,25 @@ func warm() unsafe.Pointer {
 	}
 	s.warmTypes()
 	// Nothing is collected after this, so that requests find the spans, pools and stacks that the rehearsal leaves.
-	runtime.GC()
+	collected := collect()
+	fillSpans()
 	for range 2 { // the second one with what the first has freed
 		rehearse()
 	}
-	return lowerReadings()
+	return lowerReadings(collected)
+}
+
+// kept keeps what fillSpans makes on the heap.
+var kept any
+
+// fillSpans makes an object of each small size, with and without pointers, so that the runtime has a span for the next one.
+func fillSpans() {
+	const classes, most = 8, 512 // the runtime's sizes up to most are multiples of classes
+	for size := classes; size <= most; size += classes {
+		kept = make([]byte, size)
+		kept = make([]*byte, size/int(unsafe.Sizeof(uintptr(0))))
+	}
+	kept = nil
 }
 
 // maxWarmTypes bounds the message types that are made ready although no service mentions them, for example the contents
@@ -93,7 +107,8 @@ func rehearse() {
 	s.RegisterService(&rehearsal, nil)
 	for _, method := range []string{"/tripod.Rehearsal/Answer", "/tripod.Rehearsal/Fail"} {
 		md := metadata.MD{"user-agent": {"grpc"}, "x-request-id": {"rehearsal"}}
-		ctx, end := newContext(&rawCall{over: true}, md, "127.0.0.1:1", -1)
+		ctx, end := newContext(&rawCall{over: true}, md, "127.0.0.1:1", time.Hour)
+		clockReadings++ // of the deadline, which is gone when the call ends
 		st := s.handle(ctx, method, nobody{})
 		end()
 		lowerStatus(st)
