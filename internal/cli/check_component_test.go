@@ -37,7 +37,7 @@ func TestCheckComponent(t *testing.T) {
 		want []string
 	}{
 		"greeter-c":    {greeter, []string{"grpc (greet.v1.Greeter)", "core path", "no snapshots (the guest does not export tripod:grpc/snapshot", "no optional interfaces"}},
-		"greeter-js":   {greeter, []string{"core path", "no snapshots (componentize-qjs initialized the guest when it was built)"}},
+		"greeter-js":   {greeter, []string{"core path", "begin from a snapshot of their pod"}},
 		"command-go":   {nil, []string{"command; core path", "no snapshots (a command runs once)"}},
 		"hello-http-c": {nil, []string{"http; core path"}},
 		"fetch-c":      {nil, []string{"optional interfaces: wasi:http/outgoing-handler@0.2"}},

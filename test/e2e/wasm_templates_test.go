@@ -84,7 +84,7 @@ func TestWasmTemplates(t *testing.T) {
 	}
 }
 
-// TestWasmTemplateJavaScript: metadata, statuses, logs, mistakes of functions, streams without end, a change of the .proto
+// TestWasmTemplateJavaScript: a warm-up, metadata, statuses, logs, mistakes of functions, streams without end, a change of the .proto
 // file, and refusals.
 func TestWasmTemplateJavaScript(t *testing.T) {
 	templatesOnly(t)
@@ -100,6 +100,12 @@ func TestWasmTemplateJavaScript(t *testing.T) {
 		}
 	}
 	write("server.js", string(server))
+	pkg, err := os.ReadFile(filepath.Join(dir, "package.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	warm := strings.NewReplacer("--world component:app/app", "--world component:app/warm-app", "--js gen/main.js", "--js gen/warm.js")
+	write("package.json", warm.Replace(string(pkg)))
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	c, s := startComponent(t, d, pushWasm(t, dir, "pushed/shop:1"), cart, env("SHOP", "corner"))
 	var header, trailer metadata.MD
@@ -163,16 +169,12 @@ func TestWasmTemplateJavaScript(t *testing.T) {
 	if out, code := componentCommand(t, dir, "test"); code != 0 {
 		t.Errorf("after generate: exit code %d, output %s", code, out)
 	}
-	var pkg map[string]any
-	text, err := os.ReadFile(filepath.Join(dir, "package.json"))
-	if err == nil {
-		err = json.Unmarshal(text, &pkg)
-	}
-	if err != nil {
+	var content map[string]any
+	if err := json.Unmarshal(pkg, &content); err != nil {
 		t.Fatal(err)
 	}
-	delete(pkg, "tripod")
-	text, err = json.Marshal(pkg)
+	delete(content, "tripod")
+	text, err := json.Marshal(content)
 	if err != nil {
 		t.Fatal(err)
 	}

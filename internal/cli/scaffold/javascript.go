@@ -175,7 +175,7 @@ func generateJS(ctx context.Context, dir string, set *descriptorpb.FileDescripto
 		return err
 	}
 	written := map[string]string{"services.js": servicesModule(files)}
-	for _, name := range []string{"main.js", "platform.js", "tripod.js", "world.wit"} {
+	for _, name := range []string{"main.js", "platform.js", "tripod.js", "warm.js", "world.wit"} {
 		text, err := fs.ReadFile(static, name)
 		if err != nil {
 			return err

@@ -3,6 +3,11 @@ import { AddRequestSchema } from './gen/shop_pb.js';
 import { Code, StatusError, getenv, serve } from './gen/tripod.js';
 import { services } from './gen/services.js';
 
+let shop = 'cold';
+export function warm() {
+  shop = getenv('SHOP');
+}
+
 export const handler = serve(services, {
   'shop.v1.Cart': {
     // Returns amount + 1, and what the call has in metadata. Names ask for the ways in which a call can fail.
@@ -20,7 +25,7 @@ export const handler = serve(services, {
         case 'nothing':
           return undefined;
       }
-      for (const id of call.metadata('x-request-id')) call.setHeader('x-request-id', `${id}/${call.method}/${getenv('SHOP')}`);
+      for (const id of call.metadata('x-request-id')) call.setHeader('x-request-id', `${id}/${call.method}/${shop}`);
       for (const id of call.metadata('x-trace-bin')) call.setTrailer('x-trace-bin', id);
       return { total: amount + 1n };
     },

@@ -166,7 +166,7 @@ func mapImage(file *os.File) ([]byte, error) {
 // bind looks up the guest functions that the worker calls, and checks their types.
 func (c *code) bind() (err error) {
 	if c.engine.WhyNoSnapshot() == "" {
-		if c.prepare, err = c.engine.Func(engine.PrepareSignature()); err != nil {
+		if c.prepare, err = c.engine.Func(engine.PrepareSignature()); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 		if c.warm, err = c.engine.Func(engine.WarmSignature()); err != nil && !errdefs.IsNotFound(err) {

@@ -74,7 +74,7 @@ func (s *snapshotter) get(mode workerapi.SnapshotMode) (current *engine.Snapshot
 		s.used = time.Now()
 		return s.current, false
 	}
-	if s.pod.code.prepare == nil {
+	if code := s.pod.code; code.prepare == nil && (code.warm == nil || s.cold != "") {
 		return s.initial(), false
 	}
 	if s.making || s.closed || s.final || time.Now().Before(s.retry) {
@@ -139,6 +139,7 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 	s.making = false
 	s.reason, s.retry = shorten(err.Error()), time.Now().Add(snapshotRetry)
 	_, warm := errors.AsType[warmError](err)
+	warm = warm || s.pod.code.prepare == nil // without a warm-up it begins as its maker built it
 	tooMuch := errors.Is(err, errSlow) || errors.Is(err, engine.ErrMemory) || warm && errdefs.IsResourceExhausted(err)
 	if tooMuch {
 		s.attempts++
@@ -163,9 +164,12 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 
 // capture makes a snapshot and charges the pod for it.
 func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.SnapshotMode) (*engine.Snapshot, error) {
-	renewed, err := readings(ctx, g, s.pod.code.prepare, "initialization")
-	if err != nil {
-		return nil, err
+	var renewed uint32
+	var err error
+	if prepare := s.pod.code.prepare; prepare != nil {
+		if renewed, err = readings(ctx, g, prepare, "initialization"); err != nil {
+			return nil, err
+		}
 	}
 	trusted := mode == workerapi.SnapshotAlways
 	warmed := s.pod.code.warm != nil && s.cold == ""
@@ -176,6 +180,9 @@ func (s *snapshotter) capture(ctx context.Context, g *guest, mode workerapi.Snap
 		if renewed, err = readings(ctx, g, s.pod.code.warm, "warm-up"); err != nil {
 			return nil, warmError{error: err}
 		}
+	}
+	if warmed && !g.Alive() {
+		return nil, warmError{error: fmt.Errorf("it trapped after its warm-up: %w", errdefs.ErrFailedPrecondition)}
 	}
 	one := s.pod.worker.capturing
 	if one.Acquire(ctx, 1) != nil {
@@ -254,8 +261,8 @@ func (s *snapshotter) state() workerapi.SnapshotState {
 	if s.current != nil {
 		state.Bytes = int64(s.current.Size())
 	}
-	if s.pod.code.prepare == nil {
-		state.Reason = s.pod.code.engine.WhyNoSnapshot()
+	if why := s.pod.code.engine.WhyNoSnapshot(); why != "" {
+		state.Reason = why
 	}
 	return state
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/guestbuild"
 )
@@ -31,15 +32,20 @@ func snapshotServer(t *testing.T, do string, limits workerapi.Limits) *server {
 // warmServer starts a pod with the guest testdata/snapshot.c, whose initialization and warm-up do what the arguments say.
 func warmServer(t *testing.T, do, warm string, limits workerapi.Limits) *server {
 	t.Helper()
-	spec := workerapi.PodSpec{Limits: limits, Env: []string{"DO=" + do, "WARM=" + warm}, Resources: workerapi.Resources{MemoryBytes: 256 << 20}}
-	if strings.Contains(do+warm, "file") {
+	return serverOf(t, "testdata/snapshot.wasm", limits, "DO="+do, "WARM="+warm)
+}
+
+func serverOf(t *testing.T, guest string, limits workerapi.Limits, env ...string) *server {
+	t.Helper()
+	spec := workerapi.PodSpec{Limits: limits, Env: env, Resources: workerapi.Resources{MemoryBytes: 256 << 20}}
+	if strings.Contains(strings.Join(env, ""), "file") {
 		dir := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
 		opened, err := os.Open(dir)
 		require.NoError(t, err)
 		spec.Mounts = []workerapi.Mount{{Guest: "/data", Dir: workerapi.File{File: opened}}}
 	}
-	return newServingOn(t, channelEngine(), "testdata/snapshot.wasm", sumProto, spec)
+	return newServingOn(t, channelEngine(), guest, sumProto, spec)
 }
 
 // asked sends a request and returns the guest's answer.
@@ -146,6 +152,52 @@ func TestWarm(t *testing.T) {
 	}
 	s := warmServer(t, "", "clock", workerapi.Limits{Snapshot: workerapi.SnapshotAlways})
 	require.Contains(t, asked(t, s), "1 warmed", "the pod's owner says so")
+}
+
+// renamed returns a copy of a guest in which a name is another one of the same length.
+func renamed(t *testing.T, guest, from, to string) string {
+	t.Helper()
+	binary, err := os.ReadFile(guest)
+	require.NoError(t, err)
+	require.Contains(t, string(binary), from)
+	file := filepath.Join(t.TempDir(), "renamed.wasm")
+	require.NoError(t, os.WriteFile(file, bytes.ReplaceAll(binary, []byte(from), []byte(to)), 0o600))
+	return file
+}
+
+// TestWarmAlone checks that a guest can have a warm-up without a function that prepares its snapshot, as one that was
+// initialized when it was built.
+func TestWarmAlone(t *testing.T) {
+	guest := renamed(t, "testdata/snapshot.wasm", "#prepare", "#not-now")
+	for env, want := range map[string]string{"": "", "WARM=call": "tripod:grpc/raw@0.1.0#receive", "WARM=clock": "time of day", "START=clock": "time of day"} {
+		s := serverOf(t, guest, workerapi.Limits{RequestTimeout: time.Hour}, env)
+		warmed := map[bool]string{true: "1 warmed", false: "0 warmed"}[want == ""]
+		for range 3 {
+			answer := asked(t, s)
+			require.Contains(t, answer, "0 initialized, 0 requests, ") // it counts prepare
+			require.Contains(t, answer, warmed)
+		}
+		state := s.pod.snapshots.state()
+		require.Contains(t, state.Reason, want)
+		require.Equal(t, want == "", state.Reason == "", state.Reason)
+		require.Equal(t, want == "", state.Bytes > 0, "a snapshot")
+		require.Positive(t, s.pod.account.Held(engine.HeldBytes), "its memory is kept")
+	}
+}
+
+// TestWarmJavaScript checks that a component of several core modules, which calls the host for its environment in its warm-up,
+// begins after it.
+func TestWarmJavaScript(t *testing.T) {
+	spec := workerapi.PodSpec{Env: []string{"POD_NAME=ours"}}
+	s := newServingOn(t, channelEngine(), examples+"greeter-js/greeter-js.wasm", examples+"greeter/greeter.proto", spec)
+	for range 3 {
+		c := &oneCall{request: []byte("\x0a\x03Ada"), header: http.Header{}, trailer: http.Header{}}
+		require.NoError(t, s.Invoke(t.Context(), s.methodOf(t, "/greet.v1.Greeter/SayHello"), c))
+		require.Contains(t, string(c.reply), "ours")
+		state := s.pod.snapshots.state()
+		require.Empty(t, state.Reason)
+		require.Positive(t, state.Bytes)
+	}
 }
 
 // TestWarmIsPatient checks that a warm-up that does not end, or needs all memory, costs a part of a few requests.
@@ -323,8 +375,9 @@ func TestInitialMemories(t *testing.T) {
 	if major < 6 || major == 6 && minor < 7 {
 		t.Skip("the kernel has no PAGEMAP_SCAN (Linux 6.7), so no memory waits with pages of its own")
 	}
-	for _, name := range []string{"greeter-js", "greeter-c"} { // several core modules, and one
-		s := newServingOn(t, channelEngine(), examples+name+"/"+name+".wasm", examples+"greeter/greeter.proto", workerapi.PodSpec{})
+	several := renamed(t, examples+"greeter-js/greeter-js.wasm", "tripod:grpc/warm@", "tripod:grpc/cold@")
+	for name, guest := range map[string]string{"several modules": several, "one": examples + "greeter-c/greeter-c.wasm"} {
+		s := newServingOn(t, channelEngine(), guest, examples+"greeter/greeter.proto", workerapi.PodSpec{})
 		ask := func() {
 			t.Helper()
 			call := &oneCall{request: []byte("\x0a\x03Ada"), header: http.Header{}, trailer: http.Header{}}
@@ -337,6 +390,9 @@ func TestInitialMemories(t *testing.T) {
 		require.Positive(t, s.pod.account.Held(engine.HeldBytes), name)
 		require.Zero(t, s.pod.snapshots.state().Bytes, "it is no snapshot")
 		require.NotEmpty(t, s.pod.snapshots.state().Reason)
+		if guest == several {
+			require.Contains(t, s.pod.snapshots.state().Reason, wasmbin.ComponentizeQJS+" initialized the guest")
+		}
 		s.pod.snapshots.mu.Lock()
 		s.pod.snapshots.used = time.Now().Add(-snapshotIdle)
 		s.pod.snapshots.mu.Unlock()

@@ -58,6 +58,8 @@ static void *perform(const char *variable) {
   return &result;
 }
 
+__attribute__((constructor)) static void start(void) { perform("START"); }
+
 EXPORT("tripod:grpc/snapshot@0.1.0#prepare") void *prepare(void) {
   initialized++;
   return perform("DO");
