@@ -43,6 +43,7 @@ type componentTest struct {
 	description
 	cases, pattern string
 	timeout        time.Duration
+	profile        bool
 }
 
 // suite is the content of a file with test cases.
@@ -83,10 +84,11 @@ type caseResult struct {
 
 // suiteResult is the outcome of all cases.
 type suiteResult struct {
-	Cases    []caseResult `json:"cases"`
-	Passed   int          `json:"passed"`
-	Failed   int          `json:"failed"`
-	Warnings []string     `json:"warnings,omitempty"`
+	Cases    []caseResult   `json:"cases"`
+	Passed   int            `json:"passed"`
+	Failed   int            `json:"failed"`
+	Warnings []string       `json:"warnings,omitempty"`
+	Profiles []*caseProfile `json:"profiles,omitempty"`
 	// Output is the end of what the component has printed.
 	Output string `json:"output,omitempty"`
 }
@@ -124,6 +126,11 @@ func (t *componentTest) print(result *suiteResult) error {
 			fmt.Fprintln(out, "     ", printable(strings.TrimSuffix(line, "\n")))
 		}
 	}
+	for _, p := range result.Profiles {
+		if err := p.print(out); err != nil {
+			return err
+		}
+	}
 	_, err := fmt.Fprintf(out, "%d passed, %d failed\n", result.Passed, result.Failed)
 	return err
 }
@@ -137,7 +144,7 @@ func (t *componentTest) run(ctx context.Context, component string) (*suiteResult
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	spec, built, err := (&push{app: t.app, description: t.description}).load(ctx, component)
+	spec, built, err := (&push{app: t.app, description: t.description, names: t.profile}).load(ctx, component)
 	if errors.Is(err, errDisk) {
 		return nil, fmt.Errorf("%s: %w: %w", component, err, errdefs.ErrInvalidArgument)
 	}
@@ -156,7 +163,7 @@ func (t *componentTest) run(ctx context.Context, component string) (*suiteResult
 		guest.Env = append(guest.Env, key+"="+v)
 	}
 	slices.Sort(guest.Env)
-	result, err := runSuite(ctx, s, guest)
+	result, err := t.runSuite(ctx, s, guest)
 	if err != nil {
 		return nil, err
 	}
@@ -249,7 +256,7 @@ func (c *componentCase) resolve(methods map[string]protoreflect.MethodDescriptor
 }
 
 // runSuite runs cases, one after the other.
-func runSuite(ctx context.Context, s *suite, guest wasm.Guest) (_ *suiteResult, err error) {
+func (t *componentTest) runSuite(ctx context.Context, s *suite, guest wasm.Guest) (_ *suiteResult, err error) {
 	c := config.Default()
 	worker, err := wasm.StartStandalone(ctx, wasm.Config{
 		Program: c.Wasm.Program, UID: c.Wasm.User, GID: c.Wasm.User, MaxMemory: c.Wasm.MaxMemory,
@@ -283,6 +290,14 @@ func runSuite(ctx context.Context, s *suite, guest wasm.Guest) (_ *suiteResult, 
 	}
 	output, err := worker.Output(maxGuestOutput)
 	result.Output = string(output)
+	for n, c := range s.Cases {
+		if !t.profile || !result.Cases[n].Passed || err != nil {
+			continue
+		}
+		var p *caseProfile
+		p, err = c.profile(ctx, worker, client)
+		result.Profiles = append(result.Profiles, p)
+	}
 	return result, err
 }
 

@@ -120,6 +120,7 @@ type push struct {
 	dryRun            bool
 	timeout           time.Duration
 	compiled          compiledPush
+	names             bool // a binary that is built has the names of functions
 }
 
 // description says which services a component serves.

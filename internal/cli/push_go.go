@@ -46,11 +46,16 @@ func (p *push) binary(ctx context.Context, path string) ([]byte, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(work)
-	return buildGo(ctx, path, filepath.Join(work, "server.wasm"))
+	return buildGo(ctx, path, filepath.Join(work, "server.wasm"), p.names)
 }
 
-// buildGo builds the gRPC server whose package main is in a directory, by the Go toolchain in PATH.
-func buildGo(ctx context.Context, dir, output string) ([]byte, error) {
+// buildGo builds the gRPC server whose package main is in a directory, by the Go toolchain in PATH. With names, the binary has
+// the names of functions.
+func buildGo(ctx context.Context, dir, output string, names bool) ([]byte, error) {
+	ldflags := "-s -w -buildid="
+	if names {
+		ldflags = "-w -buildid="
+	}
 	out, err := toolchain.Go.Run(ctx, dir, toolchain.GoWasm, nil, "list", "-f", "{{.Name}}", ".")
 	if err != nil {
 		return nil, err
@@ -59,7 +64,7 @@ func buildGo(ctx context.Context, dir, output string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: the package is %s, not main: %w", dir, name, errdefs.ErrInvalidArgument)
 	}
 	// As a library, because a program would end with its first call. The flags make the same bytes from the same sources.
-	if _, err := toolchain.Go.Run(ctx, dir, toolchain.GoWasm, nil, "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", output, "."); err != nil {
+	if _, err := toolchain.Go.Run(ctx, dir, toolchain.GoWasm, nil, "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags="+ldflags, "-o", output, "."); err != nil {
 		return nil, err
 	}
 	binary, err := os.ReadFile(output)

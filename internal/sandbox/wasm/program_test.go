@@ -418,6 +418,10 @@ func (h *fakeHandler) Stats(context.Context, []string) ([]workerapi.Stats, error
 	return list, nil
 }
 
+func (h *fakeHandler) Profile(context.Context, string, int) (workerapi.Profile, error) {
+	return workerapi.Profile{}, nil
+}
+
 func (h *fakeHandler) Metrics(context.Context, []string) ([]workerapi.Metrics, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -46,6 +47,7 @@ type Standalone struct {
 	// Address is where the component answers.
 	Address netip.AddrPort
 
+	name   string
 	log    *os.File           // in memory, so that nothing of it remains if this process is killed
 	stop   context.CancelFunc // kills the worker
 	exited <-chan struct{}
@@ -68,7 +70,7 @@ func StartStandalone(ctx context.Context, c Config, g Guest) (_ *Standalone, err
 		return nil, err
 	}
 	defer code.Close()
-	s := &Standalone{}
+	s := &Standalone{name: g.Name}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -232,6 +234,48 @@ func (s *Standalone) serve(ctx context.Context, c Config, g Guest, codeDigest st
 		Ports: []workerapi.Port{{Kind: workerapi.PortCleartext, Socket: workerapi.File{File: socket}}},
 	})
 	return err
+}
+
+// Profile says where a component is during a call.
+type Profile struct {
+	// Typical is how long the call takes in the guest: the median.
+	Typical time.Duration
+	// Samples are random moments of the call: the functions in which the guest was, the innermost first.
+	Samples [][]string
+}
+
+// maxProfile bounds the time of Profile, and profileSamples is how many moments it looks at.
+const (
+	maxProfile     = 5 * time.Second
+	profileSamples = 400
+)
+
+// Profile finds out where the component is during a call that is the nth of its instance, 1 or 2. It repeats the call, and ends
+// most of them.
+func (s *Standalone) Profile(ctx context.Context, nth int, call func(context.Context)) (Profile, error) {
+	limits := workerapi.Limits{Reuse: nth > 1, ReuseRequests: nth}
+	if err := s.client.Update(ctx, workerapi.Update{ID: s.name, Limits: &limits}); err != nil {
+		return Profile{}, err
+	}
+	call(ctx) // it makes the snapshot
+	if _, err := s.client.Profile(ctx, s.name, nth); err != nil {
+		return Profile{}, err
+	}
+	within, cancel := context.WithTimeout(ctx, maxProfile)
+	defer cancel()
+	for range nth * profileSamples * 5 / 4 { // one in five ends before it is ended
+		if within.Err() == nil {
+			call(within)
+		}
+	}
+	seen, err := s.client.Profile(ctx, s.name, 0)
+	p := Profile{Typical: seen.Typical}
+	for functions, n := range seen.Samples {
+		for range n {
+			p.Samples = append(p.Samples, strings.Split(functions, workerapi.Inside))
+		}
+	}
+	return p, err
 }
 
 // Output returns what the guests have written to their standard streams, at most the last maxBytes.

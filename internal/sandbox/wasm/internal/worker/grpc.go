@@ -118,6 +118,7 @@ func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, lim
 	defer func() { s.put(g, limits) }()
 	g.call.begin(c)
 	defer g.call.end()
+	defer s.pod.profiler.Load().watch(g)()
 	if b.result, err = g.Call(ctx, m.call, b.args, b.result[:0]); err != nil {
 		return s.failed(ctx, m.Procedure, err)
 	}

@@ -70,6 +70,7 @@ type pod struct {
 	counts   counts
 
 	snapshots     snapshotter
+	profiler      atomic.Pointer[profiler] // nil except in a test of the component
 	preopens      []engine.Preopen
 	configVolumes []string    // paths of directories, for wasi:config
 	blobs         *wasi.Blobs // nil without a volume for wasi:blobstore

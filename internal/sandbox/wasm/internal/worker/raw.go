@@ -130,6 +130,7 @@ func (s *server) invokeRaw(ctx context.Context, m *dataplane.Method, c dataplane
 			x.Sent = func(message []byte) { g.call.send(message) }
 		}
 	}
+	defer s.pod.profiler.Load().watch(g)()
 	if b.result, err = g.CallExchange(within, s.pod.code.handle, b.args, b.result[:0], x); err != nil {
 		return s.failed(ctx, m.Procedure, err)
 	}

@@ -134,6 +134,12 @@ func (c *Client) Metrics(ctx context.Context, ids ...string) ([]Metrics, error) 
 	return ask[[]Metrics](ctx, c, opMetrics, idsRequest{IDs: ids})
 }
 
+// Profile begins to end calls of a pod's component at random moments, those that are the nth of their instances (from 1); with
+// 0 it ends that. It returns what has been seen since the last time.
+func (c *Client) Profile(ctx context.Context, id string, nth int) (Profile, error) {
+	return ask[Profile](ctx, c, opProfile, profileRequest{ID: id, Nth: nth})
+}
+
 // ReopenLog replaces the pod's log file.
 func (c *Client) ReopenLog(ctx context.Context, id string, file *os.File) error {
 	return c.call(ctx, opReopenLog, &fileRequest{ID: id, File: File{File: file}}, nil)

@@ -82,7 +82,9 @@ func (h *handler) UpdateDialer(_ context.Context, _ string, dialer *os.File) err
 func (h *handler) List(context.Context) ([]Status, error) {
 	return []Status{{ID: "a"}, {ID: "b"}}, h.answer()
 }
-func (h *handler) Stats(context.Context, []string) ([]Stats, error) { return nil, h.answer() }
+func (h *handler) Stats(context.Context, []string) ([]Stats, error)      { return nil, h.answer() }
+func (h *handler) Profile(context.Context, string, int) (Profile, error) { return Profile{}, nil }
+
 func (h *handler) Metrics(context.Context, []string) ([]Metrics, error) {
 	return []Metrics{{ID: "a", Methods: []MethodMetrics{{Procedure: "/p.S/M", Codes: map[string]uint64{"OK": 3}}}}}, h.answer()
 }

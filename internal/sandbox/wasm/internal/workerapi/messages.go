@@ -49,6 +49,7 @@ const (
 	opDialer    = "dialer"
 	opUpdate    = "update"
 	opMetrics   = "metrics"
+	opProfile   = "profile"
 	opChannels  = "channels"
 
 	eventExited   = "exited"
@@ -349,6 +350,23 @@ type MethodMetrics struct {
 	Buckets []uint64  `json:"buckets"`
 	Seconds float64   `json:"seconds"` // sum of all durations
 }
+
+// profileRequest asks for a Profile.
+type profileRequest struct {
+	ID  string `json:"id"`
+	Nth int    `json:"nth"`
+}
+
+// Profile says where a guest is during a call.
+type Profile struct {
+	Typical time.Duration `json:"typical"` // of a call that nothing disturbs: the median
+	// Samples counts random moments of calls, by the functions in which the guest was: separated by Inside, the innermost
+	// first.
+	Samples map[string]int `json:"samples"`
+}
+
+// Inside separates functions in a Profile.
+const Inside = "\n"
 
 // Event is an event of a worker. Exactly one field is set.
 type Event struct {

@@ -32,6 +32,7 @@ type Handler interface {
 	List(ctx context.Context) ([]Status, error)
 	Stats(ctx context.Context, ids []string) ([]Stats, error)
 	Metrics(ctx context.Context, ids []string) ([]Metrics, error)
+	Profile(ctx context.Context, id string, nth int) (Profile, error)
 	Attach(ctx context.Context, id string, session *AttachSession) error
 	// Channels makes conn carry the pod's channel messages. The handler owns conn unless Channels returns an error.
 	Channels(ctx context.Context, id string, conn net.Conn) error
@@ -399,6 +400,8 @@ func (c *serverConn) dispatch(m message, f *fdpass.Frame) (any, error) {
 		return serve(m, f, func(*idRequest) ([]Status, error) { return h.List(ctx) })
 	case opStats:
 		return serve(m, f, func(r *idsRequest) ([]Stats, error) { return h.Stats(ctx, r.IDs) })
+	case opProfile:
+		return serve(m, f, func(r *profileRequest) (Profile, error) { return h.Profile(ctx, r.ID, r.Nth) })
 	case opMetrics:
 		return serve(m, f, func(r *idsRequest) ([]Metrics, error) { return h.Metrics(ctx, r.IDs) })
 	case opAttach:
