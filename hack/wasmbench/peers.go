@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/network/netthread"
@@ -21,7 +22,8 @@ import (
 // built for this machine, in the pod's network namespace. Neither has a limit of processor time. An image with the suffix
 // ",reuse" runs with that annotation.
 func (n *node) peers(ctx context.Context, program string, images []string, duration time.Duration) error {
-	fmt.Printf("| Greeter, unary over HTTP/2 (median of %d turns) | calls/s, %d connections | grpc-go | ratio | p50 in µs, 1 connection | grpc-go | ratio |\n|---|---:|---:|---:|---:|---:|---:|\n", turns, smallConcurrency)
+	fmt.Printf("| Greeter, unary over HTTP/2 (median of %d turns) | calls/s, %d connections | grpc-go | ratio | p50 in µs, 1 connection | grpc-go | ratio | context switches for a call, %[2]d connections | grpc-go | machine idle | grpc-go |\n", turns, smallConcurrency)
+	fmt.Println("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
 	for i, image := range images {
 		ref, reuse := strings.CutSuffix(image, ",reuse")
 		n.image, n.annotations = ref, nil
@@ -57,8 +59,20 @@ func (n *node) peer(ctx context.Context, program, title, name string, duration t
 			return err
 		}
 	}
+	var machine [2]kernelFigures // of own, bare
 	mine, theirs, err := medians(own, bare, func(all conns) (float64, error) {
-		return rateOf(func(i int) error { return all[i].hello(ctx, frame) }, len(all), duration)
+		before, err := readKernel()
+		if err != nil {
+			return 0, err
+		}
+		rate, err := rateOf(func(i int) error { return all[i].hello(ctx, frame) }, len(all), duration)
+		after, statErr := readKernel()
+		which := 0
+		if &all[0] == &bare[0] {
+			which = 1
+		}
+		machine[which].add(before, after, rate*duration.Seconds())
+		return rate, errors.Join(err, statErr)
 	})
 	if err != nil {
 		return err
@@ -67,8 +81,31 @@ func (n *node) peer(ctx context.Context, program, title, name string, duration t
 	if err != nil {
 		return err
 	}
-	fmt.Printf("| %s | %.0f | %.0f | %.2f | %.0f | %.0f | %.1f |\n", title, mine, theirs, mine/theirs, took, native, took/native)
+	fmt.Printf("| %s | %.0f | %.0f | %.2f | %.0f | %.0f | %.1f | %.1f | %.1f | %.0f %% | %.0f %% |\n", title, mine, theirs, mine/theirs, took, native, took/native,
+		median(machine[0].switches), median(machine[1].switches), 100*median(machine[0].idle), 100*median(machine[1].idle))
 	return nil
+}
+
+// kernelFigures are of the whole machine, the client included, one of each for a turn.
+type kernelFigures struct {
+	switches []float64 // context switches for a call
+	idle     []float64 // share of the processors' time
+}
+
+func (k *kernelFigures) add(before, after procfs.Stat, calls float64) {
+	was, is := before.CPUTotal, after.CPUTotal
+	idle := is.Idle - was.Idle
+	busy := is.User + is.System + is.Nice + is.IRQ + is.SoftIRQ + is.Steal - was.User - was.System - was.Nice - was.IRQ - was.SoftIRQ - was.Steal
+	k.idle = append(k.idle, idle/(idle+busy))
+	k.switches = append(k.switches, float64(after.ContextSwitches-before.ContextSwitches)/calls)
+}
+
+func readKernel() (procfs.Stat, error) {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return procfs.Stat{}, err
+	}
+	return fs.Stat()
 }
 
 // conns are connections to one server.
