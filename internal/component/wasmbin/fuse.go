@@ -280,31 +280,23 @@ func cut(from []byte, c *cursor) []byte { return from[:len(from)-len(c.rest)] }
 
 // imported reads an import, which gets the index of what it imports.
 func (p *part) imported(c *cursor) {
-	c.name()
-	c.name()
-	kind, typ := Kind(c.u8()), uint32(0)
-	switch kind {
-	case Func:
-		typ = p.typeAt(c)
-		p.own++
-	case Table:
-		c.refType()
-		c.limits()
-	case Memory:
-		c.limits()
-	case Global:
-		c.refType()
-		c.u8()
-	default:
-		c.refuse("a core module imports an item of kind %d", kind)
-	}
-	if len(p.imports) == 0 {
+	i := c.moduleImport()
+	switch {
+	case i.Kind >= Tag:
+		c.refuse("a core module imports an item of kind %d", i.Kind)
+	case i.Kind == Func && i.Type >= p.types.n-p.firstType:
+		c.fail("there is no type %d", i.Type)
+	case len(p.imports) == 0:
 		c.fail("an import more than there were")
 	}
-	if c.err == nil {
-		p.next(kind, p.resolve(c, p.imports[0], kind, typ))
-		p.imports = p.imports[1:]
+	if c.err != nil {
+		return
 	}
+	if i.Kind == Func {
+		p.own++
+	}
+	p.next(i.Kind, p.resolve(c, p.imports[0], i.Kind, p.firstType+i.Type))
+	p.imports = p.imports[1:]
 }
 
 // resolve returns the index of what a part imports. The type is that of a function.

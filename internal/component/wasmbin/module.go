@@ -29,6 +29,7 @@ func (m *Module) HasExport(name string, kind Kind) bool {
 type Import struct {
 	Module, Name string
 	Kind         Kind
+	Type         uint32 // index of the type of a function
 }
 
 // Limits holds the initial size of a memory or table. Min counts pages of PageSize bytes, or elements of a table.
@@ -96,7 +97,7 @@ func (c *cursor) moduleImport() Import {
 	i := Import{Module: c.name(), Name: c.name(), Kind: Kind(c.u8())}
 	switch i.Kind {
 	case Func:
-		c.u32()
+		i.Type = c.u32()
 	case Table:
 		c.refType()
 		c.limits()
