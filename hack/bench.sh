@@ -437,13 +437,13 @@ cores with Linux 6.18. “Threads” is how goroutines, and threads in guests, h
 
 | | greeter-c | greeter-go |
 |---|---:|---:|
-| kernel: network | 33 | 21 |
+| kernel: network | 33 | 20 |
 | kernel: threads, the rest | 12 | 14 |
 | kernel: memory (changed pages of instances) | 4 | 7 |
 | HTTP/2 and gRPC framing | 17 | 8 |
 | conversion, limits, deadlines | 7 | 4 |
 | instances and calls, in Go | 5 | 5 |
-| engine (instances, function references, restored pages) | 9 | 16 |
+| engine (instances, function references, restored pages) | 9 | 15 |
 | guest | 2 | 19 |
 | Go: scheduler, collector, the rest | 11 | 8 |
 

@@ -295,8 +295,9 @@ func (t *componentTest) runSuite(ctx context.Context, s *suite, guest wasm.Guest
 			continue
 		}
 		var p *caseProfile
-		p, err = c.profile(ctx, worker, client)
-		result.Profiles = append(result.Profiles, p)
+		if p, err = c.profile(ctx, worker, client); err == nil {
+			result.Profiles = append(result.Profiles, p)
+		}
 	}
 	return result, err
 }

@@ -18,10 +18,13 @@ const maxProfiled = 15
 
 // caseProfile compares the first call of an instance with the second one.
 type caseProfile struct {
-	Name      string            `json:"name"`
-	First     float64           `json:"firstSeconds"`
-	Second    float64           `json:"secondSeconds"`
-	Functions []functionProfile `json:"functions"`
+	Name string `json:"name"`
+	// First and Second are how long the calls take, or 0 if that is not known, and the moments are how often it was looked.
+	First         float64           `json:"firstSeconds"`
+	Second        float64           `json:"secondSeconds"`
+	FirstMoments  int               `json:"firstMoments"`
+	SecondMoments int               `json:"secondMoments"`
+	Functions     []functionProfile `json:"functions"`
 }
 
 // functionProfile is the time that a call spends in a function and in what the function calls, in seconds.
@@ -47,7 +50,9 @@ func (c *componentCase) profile(ctx context.Context, worker *wasm.Standalone, cl
 
 // compareProfiles lists the functions, those first that take more of the first call than of the second one.
 func compareProfiles(name string, first, second wasm.Profile) *caseProfile {
-	p := &caseProfile{Name: name, First: first.Typical.Seconds(), Second: second.Typical.Seconds()}
+	p := &caseProfile{
+		Name: name, First: first.Typical.Seconds(), Second: second.Typical.Seconds(), FirstMoments: len(first.Samples), SecondMoments: len(second.Samples),
+	}
 	firsts, seconds := inFunctions(first), inFunctions(second)
 	for function, seconds := range seconds {
 		p.Functions = append(p.Functions, functionProfile{function, firsts[function], seconds})
@@ -77,14 +82,22 @@ func inFunctions(p wasm.Profile) map[string]float64 {
 }
 
 func (p *caseProfile) print(out io.Writer) error {
-	micros := func(seconds float64) time.Duration {
-		return time.Duration(seconds * float64(time.Second)).Round(time.Microsecond)
+	if p.FirstMoments == 0 {
+		_, err := fmt.Fprintf(out, "%s: no profile: the call takes too long, or ends too fast\n", printable(p.Name))
+		return err
 	}
-	fmt.Fprintf(out, "%s: where the component is in a call, with what a function calls:\n", printable(p.Name))
+	micros := func(seconds float64) string {
+		return time.Duration(seconds * float64(time.Second)).Round(time.Microsecond).String()
+	}
+	second := micros
+	if p.SecondMoments == 0 { // the instance does not live to it
+		second = func(float64) string { return "–" }
+	}
+	fmt.Fprintf(out, "%s: where the component is in a call (at %d and %d moments), with what a function calls:\n", printable(p.Name), p.FirstMoments, p.SecondMoments)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "first\tsecond\t  of an instance\n%v\t%v\t  all\n", micros(p.First), micros(p.Second))
+	fmt.Fprintf(w, "first\tsecond\t  of an instance\n%s\t%s\t  all\n", micros(p.First), second(p.Second))
 	for _, f := range p.Functions {
-		fmt.Fprintf(w, "%v\t%v\t  %s\n", micros(f.First), micros(f.Second), printable(f.Function))
+		fmt.Fprintf(w, "%s\t%s\t  %s\n", micros(f.First), second(f.Second), printable(f.Function))
 	}
 	return w.Flush()
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +14,7 @@ func TestCompareProfiles(t *testing.T) {
 	second := wasm.Profile{Typical: 40 * time.Microsecond, Samples: [][]string{{"match", "handle"}, {"handle"}}}
 	p := compareProfiles("greets", first, second)
 	var out bytes.Buffer
-	const want = `greets: where the component is in a call, with what a function calls:
+	const want = `greets: where the component is in a call (at 4 and 2 moments), with what a function calls:
   first  second  of an instance
   100µs    40µs  all
   100µs    40µs  handle
@@ -22,5 +23,14 @@ func TestCompareProfiles(t *testing.T) {
 `
 	if err := p.print(&out); err != nil || out.String() != want {
 		t.Errorf("print: error %v, output\n%s\nwant\n%s", err, out.String(), want)
+	}
+	for text, p := range map[string]*caseProfile{
+		"no profile":            compareProfiles("slow", wasm.Profile{}, wasm.Profile{}),
+		"50µs       –  compile": compareProfiles("once", first, wasm.Profile{}),
+	} {
+		out.Reset()
+		if err := p.print(&out); err != nil || !strings.Contains(out.String(), text) {
+			t.Errorf("print: error %v, output\n%s\nwant %q", err, out.String(), text)
+		}
 	}
 }

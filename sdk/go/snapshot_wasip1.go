@@ -3,6 +3,7 @@ package tripodgrpc
 import (
 	"errors"
 	"runtime"
+	"runtime/debug"
 	"unsafe"
 )
 
@@ -44,25 +45,21 @@ func prepare() unsafe.Pointer {
 	}
 	// Complete the collection and the sweeping that the initialization has begun. Each instance would do it again, in
 	// pages of its own.
-	return lowerReadings(collect())
+	runtime.GC()
+	return lowerReadings()
 }
 
 // clockReadings is how often the SDK has asked for the time of day before the first request.
 var clockReadings uint32
 
-// collect completes a collection, and returns how often the runtime itself has asked for random values and for the time of day:
-// once when it started, and at each collection, for its statistics. It empties the runtime's caches of memory.
-func collect() (readings uint32) {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return 1 + m.NumGC
-}
-
-// lowerReadings writes to result what collect has returned, and how often the SDK has asked for the time of day.
-func lowerReadings(collected uint32) unsafe.Pointer {
+// lowerReadings writes to result how often the runtime itself has asked for random values and for the time of day, once
+// when it started, and at each collection, for its statistics, and how often the SDK has. It leaves the runtime's caches of
+// memory as they are, unlike runtime.ReadMemStats.
+func lowerReadings() unsafe.Pointer {
+	var gc debug.GCStats
+	debug.ReadGCStats(&gc)
 	result.low, result.keep, result.details = lowResult{}, nil, nil
-	result.low.status.code = collected + clockReadings
+	result.low.status.code = 1 + uint32(gc.NumGC) + clockReadings
 	return unsafe.Pointer(&result.low)
 }
 

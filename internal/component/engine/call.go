@@ -324,12 +324,12 @@ func (i *Instance) InterruptAfter(d time.Duration) {
 	}
 }
 
-// Backtrace returns the names of the functions in which the guest was when its last call failed, the innermost first. A
-// function without a name has its number.
+// Backtrace returns the names of the functions in which the guest was when InterruptAfter ended its last call, the innermost
+// first, and at most the 20 that the engine keeps. A function without a name has its number.
 func (i *Instance) Backtrace() (functions []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.c == nil || i.c.message == nil {
+	if i.c == nil || i.busy || !bool(i.c.interrupt.hit) || i.c.why != C.TW_KILLED || i.c.message == nil {
 		return nil
 	}
 	for _, frame := range frames.FindAllStringSubmatch(C.GoString(i.c.message), -1) {

@@ -289,6 +289,7 @@ int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, siz
   i->out = (tw_buf){room, 0, cap, i->max_value, false, false, false};
   if (tw_check(f->prog, false, args, len, &why) < 0) {
     tw_fail(i, TW_ARGS, "%s", why);
+    i->interrupt.after = 0;
     return TW_ARGS;
   }
   i->call.seq = seq, i->phase = TW_SERVES;

@@ -195,7 +195,7 @@ func TestAccountMemory(t *testing.T) {
 func TestAccountCPU(t *testing.T) {
 	a := NewAccount(0)
 	a.SetCPU(2*time.Millisecond, 200*time.Millisecond) // less than the guests get beside other work
-	var instances []*Instance // made before any of them uses up the quota
+	var instances []*Instance                          // made before any of them uses up the quota
 	for range 2 {
 		instances = append(instances, instance(t, theGuest(t), InstanceOptions{Account: a, Deadline: 900 * time.Millisecond}))
 	}

@@ -325,8 +325,10 @@ static int interrupt_signal;
 // interrupted runs on the guest's thread.
 static void interrupted(int signal, siginfo_t *s, void *none) {
   (void)signal, (void)none;
+  if (s->si_code != SI_TIMER) return;
   int saved = errno;
   tw_inst *i = s->si_value.sival_ptr;
+  i->interrupt.hit = true;
   tw_kill(i, i->call.seq);
   wasmtime_engine_increment_epoch(i->interrupt.engine);
   errno = saved;
@@ -343,6 +345,7 @@ static void handle_interrupts(void) {
 static void set_interrupt(tw_inst *i) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, handle_interrupts);
+  i->interrupt.hit = false;
   struct sigevent e;
   memset(&e, 0, sizeof e);
   e.sigev_notify = SIGEV_THREAD_ID, e.sigev_signo = interrupt_signal, e.sigev_value.sival_ptr = i;

@@ -216,6 +216,7 @@ typedef struct tw_inst {
   struct { // for profiles: when the next call ends, in ns after its begin; 0: not
     int64_t after;
     bool set;
+    volatile bool hit; // it was ended
     timer_t timer;
     wasm_engine_t *engine;
   } interrupt;

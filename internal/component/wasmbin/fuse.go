@@ -28,14 +28,15 @@ type fusion struct {
 	names       vector   // of functions
 	constants   [][]byte // the globals' initial values
 	declared    map[uint32]bool
-	referenced  vector  // functions whose references code takes
-	starts      []byte  // code: calls of the start functions, and what follows the first of them
-	counted     bool    // code refers to data segments
-	early       bool    // tables have all their elements before the first start function
-	late        bool    // that made a difference for an element segment
-	usesTables  bool    // code reads or writes elements of tables, other than by calls
-	left        int     // bytes of code until there is too much
-	exports     []place // each export is named by its number
+	referenced  vector            // functions whose references code takes
+	starts      []byte            // code: calls of the start functions, and what follows the first of them
+	counted     bool              // code refers to data segments
+	early       bool              // tables have all their elements before the first start function
+	late        bool              // there are elements after it
+	usesTables  bool              // code reads or writes elements of tables, other than by calls, or elements replace others
+	filled      map[uint32]uint32 // the end of the elements of each table
+	left        int               // bytes of code until there is too much
+	exports     []place           // each export is named by its number
 	exportOf    map[place]int
 }
 
@@ -77,7 +78,7 @@ const maxFused = 4 << 20
 // StartExport, which must be called first.
 //
 // Tables get all their elements before the first start function runs, so the engine needs no time for them, unless that could
-// make a difference to a component that starts at all: if code reads or writes tables.
+// make a difference to a component that starts at all: if code reads or writes tables, or later elements replace earlier ones.
 func (p *planner) fuse(size int) error {
 	f, err := p.join(size, true)
 	if err == nil && f.late && f.usesTables {
@@ -94,7 +95,7 @@ func (p *planner) fuse(size int) error {
 
 // join copies the modules of all core instances.
 func (p *planner) join(size int, early bool) (*fusion, error) {
-	f := &fusion{hostOf: make(map[hostKey]int), declared: make(map[uint32]bool), exportOf: make(map[place]int), early: early}
+	f := &fusion{hostOf: make(map[hostKey]int), declared: make(map[uint32]bool), exportOf: make(map[place]int), filled: make(map[uint32]uint32), early: early}
 	f.left = maxFused + 2*size
 	for _, s := range p.steps {
 		m := &p.modules[s.module]
@@ -376,15 +377,19 @@ func (p *part) element(c *cursor) {
 	expressions := flags&4 != 0
 	out := []byte{flags}
 	var start func(uint32) []byte
+	var table, first uint32
 	if flags&1 == 0 { // it is active
-		table := uint32(0)
 		if flags&2 != 0 {
 			table = p.at(c, Table)
 		} else {
 			table = p.first(c, Table)
 		}
-		p.late = p.late || len(p.starts) > 0
-		if offset := p.constant(c); len(p.starts) == 0 || p.early {
+		offset := p.constant(c)
+		if first = offsetOf(offset); len(p.starts) > 0 {
+			p.late = true
+			p.usesTables = p.usesTables || first < p.filled[table]
+		}
+		if len(p.starts) == 0 || p.early {
 			out[0] |= 2 // the table is named
 			out = append(binary.AppendUvarint(out, uint64(table)), offset...)
 		} else {
@@ -405,6 +410,9 @@ func (p *part) element(c *cursor) {
 	if start != nil {
 		p.starts = append(p.starts, start(n)...)
 	}
+	if flags&1 == 0 {
+		p.filled[table] = max(p.filled[table], first+n)
+	}
 	for ; n > 0 && c.err == nil; n-- {
 		if expressions {
 			out = append(out, p.constant(c)...)
@@ -413,6 +421,13 @@ func (p *part) element(c *cursor) {
 		}
 	}
 	p.elements.add(out)
+}
+
+// offsetOf returns the value of an encoded i32.const.
+func offsetOf(constant []byte) uint32 {
+	c := &cursor{rest: constant}
+	c.u8()
+	return uint32(c.signed())
 }
 
 // initialize returns the code that does what an active segment does (4.5.4), for a number of elements or bytes.

@@ -60,8 +60,11 @@ func (p *planner) functions(module int) (*functions, error) {
 		}
 		return nil
 	})
+	if err != nil {
+		return nil, err
+	}
 	p.read[module] = f
-	return f, err
+	return f, nil
 }
 
 // does reports whether a function of the module has the given content. Imported functions have none.
@@ -75,8 +78,11 @@ func (p *planner) does(f core, what content) bool {
 		return f.from == fromTrap && what == onlyTrap
 	}
 	all, err := p.functions(p.steps[f.instance].module)
+	if err != nil {
+		return false
+	}
 	index, ok := all.exports[f.name]
-	return err == nil && ok && all.does(index, what)
+	return ok && all.does(index, what)
 }
 
 // harmless reports whether the instantiation of a core module does nothing that others could notice, and cannot trap.
@@ -142,7 +148,7 @@ func (l *lift) each(f func(core)) {
 func (p *planner) keep(needed []bool) {
 	numbers, modules := make([]int, len(p.steps)), make(map[int]int)
 	steps, kept := p.steps, p.modules
-	p.steps, p.modules = nil, nil
+	p.steps, p.modules, p.read = nil, nil, nil
 	for k, s := range steps {
 		if !needed[k] {
 			continue

@@ -238,9 +238,10 @@ func (s *Standalone) serve(ctx context.Context, c Config, g Guest, codeDigest st
 
 // Profile says where a component is during a call.
 type Profile struct {
-	// Typical is how long the call takes in the guest: the median.
+	// Typical is how long the call takes, from the worker to the guest and back: the median. It is 0 if there were too few
+	// calls, because they take too long, or there is no second call of an instance.
 	Typical time.Duration
-	// Samples are random moments of the call: the functions in which the guest was, the innermost first.
+	// Samples are random moments of the call: the functions in which the guest was, the innermost first, at most 20.
 	Samples [][]string
 }
 

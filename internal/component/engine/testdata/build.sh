@@ -11,6 +11,6 @@ node "$tools/component.mjs" guest.wit guest "$work/guest.wasm" guest.wasm
 clang-14 "${flags[@]}" -o command.wasm command.c
 "$tools/node_modules/.bin/jco" parse twice.wat -o "$work/twice.wasm" >/dev/null
 "$tools/node_modules/.bin/jco" new --wasi-command "$work/twice.wasm" -o twice.wasm >/dev/null
-"$tools/node_modules/.bin/jco" parse parts.wat -o parts.wasm >/dev/null
+for guest in parts order; do "$tools/node_modules/.bin/jco" parse $guest.wat -o $guest.wasm >/dev/null; done
 clang-14 "${flags[@]}" -o channels.wasm channels.c
 clang-14 "${flags[@]}" -Wl,--stack-first -Wl,-z,stack-size=1048576 -o chaos.wasm chaos.c

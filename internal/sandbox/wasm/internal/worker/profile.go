@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -49,11 +50,7 @@ func (p *profiler) watch(g *guest) (ended func()) {
 		return func() { p.add(time.Since(begin), nil) }
 	}
 	g.InterruptAfter(rand.N(typical + typical/4))
-	return func() {
-		if !g.Alive() {
-			p.add(0, g.Backtrace())
-		}
-	}
+	return func() { p.add(0, g.Backtrace()) }
 }
 
 // typical returns the median time of a call, or 0 while too few have been measured.
@@ -84,5 +81,5 @@ func (p *profiler) result() workerapi.Profile {
 	typical := p.typical()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return workerapi.Profile{Typical: typical, Samples: p.samples}
+	return workerapi.Profile{Typical: typical, Samples: maps.Clone(p.samples)} // calls can still end
 }

@@ -139,7 +139,6 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 	s.making = false
 	s.reason, s.retry = shorten(err.Error()), time.Now().Add(snapshotRetry)
 	_, warm := errors.AsType[warmError](err)
-	warm = warm || s.pod.code.prepare == nil // without a warm-up it begins as its maker built it
 	tooMuch := errors.Is(err, errSlow) || errors.Is(err, engine.ErrMemory) || warm && errdefs.IsResourceExhausted(err)
 	if tooMuch {
 		s.attempts++
@@ -151,7 +150,7 @@ func (s *snapshotter) failed(ctx context.Context, err error) {
 		return
 	}
 	what := "each request initializes the component again, because there is no snapshot: "
-	if warm {
+	if warm || s.pod.code.prepare == nil { // such a guest begins as its maker built it
 		what = "the first uses of what the component needs are in each request: "
 		s.cold, s.attempts, s.retry = s.reason, 0, time.Time{}
 	} else {
