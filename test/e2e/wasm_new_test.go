@@ -120,6 +120,9 @@ func TestWasmComponentTest(t *testing.T) {
 	if out, code := run(good, "--run", "^e", "-o", "json"); code != 0 || !strings.Contains(out, `"name": "empty"`) || strings.Contains(out, `"name": "hello"`) {
 		t.Errorf("--run ^e: exit code %d, output %s", code, out)
 	}
+	if out, code := run(good, "--run", "^hello", "--profile"); code != 0 || !strings.Contains(out, "\nhello: where the component is in a call (at ") || !strings.Contains(out, "<wasm function ") {
+		t.Errorf("--profile: exit code %d, output %s", code, out)
+	}
 	for cases, want := range map[string]string{
 		hello + "  responses: [{message: Hi}]\n":                        `response 1: got {"message":"Hello, Ada!","servedBy":"solo"}, want {"message":"Hi"}`,
 		hello + "  responses: []\n":                                     "want none",
