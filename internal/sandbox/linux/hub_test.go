@@ -312,6 +312,7 @@ func TestAttachStdinOnce(t *testing.T) {
 		wantResult(t, onlooker, canceled)
 		var out safeBuffer
 		witness := c.attach(t.Context(), sandbox.AttachRequest{Stdout: &out})
+		waitClients(t, c, 1) // it sees only what is printed after it has come
 		stdin, feed := io.Pipe()
 		ctx, cancel = context.WithCancel(t.Context())
 		first := c.attach(ctx, sandbox.AttachRequest{Stdin: stdin, Stdout: io.Discard})
