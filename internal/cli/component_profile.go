@@ -54,13 +54,11 @@ func compareProfiles(name string, first, second wasm.Profile) *caseProfile {
 		Name: name, First: first.Typical.Seconds(), Second: second.Typical.Seconds(), FirstMoments: len(first.Samples), SecondMoments: len(second.Samples),
 	}
 	firsts, seconds := inFunctions(first), inFunctions(second)
-	for function, seconds := range seconds {
-		p.Functions = append(p.Functions, functionProfile{function, firsts[function], seconds})
+	for function := range firsts {
+		seconds[function] += 0 // so that it has all functions
 	}
-	for function, first := range firsts {
-		if _, ok := seconds[function]; !ok {
-			p.Functions = append(p.Functions, functionProfile{function, first, 0})
-		}
+	for function, second := range seconds {
+		p.Functions = append(p.Functions, functionProfile{function, firsts[function], second})
 	}
 	slices.SortFunc(p.Functions, func(a, b functionProfile) int {
 		return cmp.Or(cmp.Compare(b.First-b.Second, a.First-a.Second), cmp.Compare(a.Function, b.Function))

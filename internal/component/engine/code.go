@@ -175,7 +175,7 @@ func (c *Code) linked(path Path, pooled bool) (*link, error) {
 }
 
 func (c *Code) linkCore(l *link) error {
-	code, err := c.moduleBytes(c.img.module, func(l *link) *C.wasmtime_module_t { return l.module })
+	code, err := c.moduleBytes()
 	if err != nil {
 		return err
 	}
@@ -230,13 +230,13 @@ func (c *Code) bindNames(_ *link, linker *C.wasmtime_linker_t) error {
 }
 
 // moduleBytes returns a serialized module: during load the one from the image, later that of an engine that has loaded it.
-func (c *Code) moduleBytes(loading []byte, of func(*link) *C.wasmtime_module_t) ([]byte, error) {
-	if len(loading) > 0 {
-		return loading, nil
+func (c *Code) moduleBytes() ([]byte, error) {
+	if len(c.img.module) > 0 {
+		return c.img.module, nil
 	}
 	for _, l := range c.links {
-		if l != nil && of(l) != nil {
-			return serialized(of(l))
+		if l != nil && l.module != nil {
+			return serialized(l.module)
 		}
 	}
 	return nil, fmt.Errorf("the guest has no core path (%s): %w", c.img.CoreOdd, errdefs.ErrFailedPrecondition)
