@@ -29,12 +29,12 @@ type action struct {
 	kind      string
 	text      string
 	delay     time.Duration
-	remaining atomic.Int64 // number of further hits that have an effect; negative means all
+	counted   bool         // whether only the first hits have an effect
+	remaining atomic.Int64 // if counted: number of further hits that have an effect; not positive means none
 }
 
 func (a *action) do(ctx context.Context, name string) error {
-	if a.remaining.Load() >= 0 && a.remaining.Add(-1) < 0 {
-		a.remaining.Store(0)
+	if a.counted && a.remaining.Add(-1) < 0 {
 		return nil
 	}
 	switch a.kind {
@@ -60,12 +60,12 @@ func (a *action) do(ctx context.Context, name string) error {
 
 func parseAction(spec string) (*action, error) {
 	a := &action{}
-	a.remaining.Store(-1)
 	if count, rest, ok := strings.Cut(spec, "*"); ok {
 		n, err := strconv.ParseInt(count, 10, 32)
 		if err != nil || n < 1 {
 			return nil, fmt.Errorf("fail point action %q: %q is not a count", spec, count)
 		}
+		a.counted = true
 		a.remaining.Store(n)
 		spec = rest
 	}

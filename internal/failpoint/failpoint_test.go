@@ -5,6 +5,8 @@ package failpoint
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -32,6 +34,29 @@ func TestArmedActions(t *testing.T) {
 	defer cancel()
 	if err := testPoint.Hit(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Hit with hang = %v, want the context's error", err)
+	}
+}
+
+// TestCountOfHitsAtOnce lets goroutines hit a point whose count is used up: none of them is affected.
+func TestCountOfHitsAtOnce(t *testing.T) {
+	t.Cleanup(func() { _ = Arm("failpoint.test", "") })
+	if err := Arm("failpoint.test", "1*error(boom)"); err != nil {
+		t.Fatal(err)
+	}
+	var failed atomic.Int64
+	var hits sync.WaitGroup
+	for range 4 {
+		hits.Go(func() {
+			for range 100_000 {
+				if testPoint.Hit(t.Context()) != nil {
+					failed.Add(1)
+				}
+			}
+		})
+	}
+	hits.Wait()
+	if n := failed.Load(); n != 1 {
+		t.Errorf("got %d failed hits of 1*error(boom), want 1", n)
 	}
 }
 
