@@ -14,6 +14,8 @@
 # bench.sh first: only the first start of a component, calls to Greeters in C, Go and JavaScript, and HTTP/2 without a component;
 # prints the tables.
 #
+# bench.sh calls [IMAGE[,reuse]...]: only the calls to the Greeters, by default to all of them; prints the table.
+#
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
 # build/bin/tripod-wasm and what `hack/setup.sh bench` installs; hack/containerd.sh builds today's containerd. Modules are
 # compared with plain clients of the same broker.
@@ -26,6 +28,7 @@ registry=127.0.0.1:5000
 image=registry.k8s.io/e2e-test-images/busybox:1.29-2
 component=registry.k8s.io/tripod/wasm/faults-c:1
 first_component=tripod/wasm/greeter-go:1 # in the registry
+greeters=(registry.k8s.io/tripod/wasm/greeter-{c,js}:1 "registry.k8s.io/$first_component"{,",reuse"})
 machine=registry.k8s.io/tripod/vm/busybox:1
 pause=registry.k8s.io/pause:3.9
 # Where Tripod serves its metrics.
@@ -212,17 +215,24 @@ measure_wasm() {
   stop_runtime
 }
 
+# push_greeter: push examples/wasm/greeter-go.
+push_greeter() { "$TRIPOD" push build/bin/greeter-go.wasm "$registry/$first_component" --plain-http >/dev/null; }
+
 # measure_first: start the first pod of a component that the node has never seen, into $dir/wasm-first.md.
 measure_first() {
-  "$TRIPOD" push build/bin/greeter-go.wasm "$registry/$first_component" --plain-http >/dev/null
+  push_greeter
   say "Tripod, wasm: first start of a component of $(stat -c %s build/bin/greeter-go.wasm) bytes"
   build/bin/wasmbench --socket "unix://$socket" --image "registry.k8s.io/$first_component" --log-dir "$dir/logs" first >"$dir/wasm-first.md"
   settle
-  say "Tripod, wasm: Greeters beside grpc-go"
-  build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" --seconds 1 peers build/bin/greeter-native \
-    registry.k8s.io/tripod/wasm/greeter-{c,js}:1 "registry.k8s.io/$first_component"{,",reuse"} >"$dir/wasm-peers.md"
+  measure_peers "${greeters[@]}"
   settle
   measure_wire
+}
+
+# measure_peers IMAGE[,reuse]...: call Greeters, into $dir/wasm-peers.md.
+measure_peers() {
+  say "Tripod, wasm: Greeters beside grpc-go"
+  build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" --seconds 1 peers build/bin/greeter-native "$@" >"$dir/wasm-peers.md"
 }
 
 # measure_wire: compare the server of HTTP/2 without a component, into $dir/wasm-wire.md.
@@ -327,6 +337,16 @@ inside() {
     measure_first
     stop_runtime
     cat "$dir/wasm-first.md" "$dir/wasm-peers.md" "$dir/wasm-wire.md"
+    return
+  fi
+  if [ "$pods" = calls ]; then
+    [ ${#list_pods[@]} -gt 0 ] || list_pods=("${greeters[@]}")
+    start_tripod crun
+    await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+    push_greeter
+    measure_peers "${list_pods[@]}"
+    stop_runtime
+    cat "$dir/wasm-peers.md"
     return
   fi
   if [ "$pods" = containers ]; then
@@ -493,7 +513,7 @@ done
 # alone WHAT...: only one of these parts is measured.
 alone() { [[ " $* " == *" ${part:-all} "* ]]; }
 part=${1-}
-alone vm edge many first || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+alone vm edge many first calls || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running; two would disturb each other"
@@ -502,7 +522,7 @@ if ! alone vm edge; then
   crun=$(command -v crun) || fail "crun is not installed: run hack/setup.sh"
   cc -O2 -static -D CRUN="\"$crun\"" -o build/bin/crun hack/bench/crun.c
 fi
-if ! alone vm edge many first; then
+if ! alone vm edge many first calls; then
   containerd=$(hack/containerd.sh)
   export containerd old_version new_version=${containerd##*/}
   old_version=$(containerd --version | awk '{print $3}') old_version=${old_version%%[~+]*}
@@ -510,7 +530,7 @@ fi
 GOOS=wasip1 GOARCH=wasm go build -C examples/wasm/greeter-go -buildmode=c-shared -o "$PWD/build/bin/greeter-go.wasm" .
 CGO_ENABLED=0 go build -C examples/wasm/greeter-go -o "$PWD/build/bin/greeter-native" .
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
-if alone vm edge many first containers; then
+if alone vm edge many first calls containers; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi
 new=$(mktemp)
