@@ -16,6 +16,9 @@
 #
 # bench.sh calls [IMAGE[,reuse]...]: only the calls to the Greeters, by default to all of them; prints the table.
 #
+# bench.sh serve: only components of wasi:http beside `wasmtime serve`, which hack/serve.sh builds (20 min, once); prints the
+# table, which docs/benchmarks.md has between two comments.
+#
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
 # build/bin/tripod-wasm and what `hack/setup.sh bench` installs; hack/containerd.sh builds today's containerd. Modules are
 # compared with plain clients of the same broker.
@@ -235,6 +238,17 @@ measure_peers() {
   build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" --seconds 1 peers build/bin/greeter-native "$@" >"$dir/wasm-peers.md"
 }
 
+# measure_serve: compare components of wasi:http with `wasmtime serve`, into $dir/wasm-serve.md.
+measure_serve() {
+  local language components=(registry.k8s.io/tripod/wasm/hello-http-c:1=examples/wasm/hello-http-c/hello-http-c.wasm)
+  for language in js py; do
+    "$TRIPOD" push "build/serve/hello-$language.wasm" "$registry/tripod/wasm/hello-http-$language:1" --plain-http >/dev/null
+    components+=("registry.k8s.io/tripod/wasm/hello-http-$language:1=build/serve/hello-$language.wasm")
+  done
+  say "Tripod, wasm: components of wasi:http beside wasmtime serve"
+  build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" serve build/serve/bin/wasmtime "${components[@]}" >"$dir/wasm-serve.md"
+}
+
 # measure_wire: compare the server of HTTP/2 without a component, into $dir/wasm-wire.md.
 measure_wire() {
   say "Tripod, wasm: HTTP/2 without a component beside grpc-go"
@@ -347,6 +361,14 @@ inside() {
     measure_peers "${list_pods[@]}"
     stop_runtime
     cat "$dir/wasm-peers.md"
+    return
+  fi
+  if [ "$pods" = serve ]; then
+    start_tripod crun
+    await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+    measure_serve
+    stop_runtime
+    cat "$dir/wasm-serve.md"
     return
   fi
   if [ "$pods" = containers ]; then
@@ -513,16 +535,17 @@ done
 # alone WHAT...: only one of these parts is measured.
 alone() { [[ " $* " == *" ${part:-all} "* ]]; }
 part=${1-}
-alone vm edge many first calls || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+alone vm edge many first calls serve || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running; two would disturb each other"
 hack/images.sh build
+! alone serve || hack/serve.sh
 if ! alone vm edge; then
   crun=$(command -v crun) || fail "crun is not installed: run hack/setup.sh"
   cc -O2 -static -D CRUN="\"$crun\"" -o build/bin/crun hack/bench/crun.c
 fi
-if ! alone vm edge many first calls; then
+if ! alone vm edge many first calls serve; then
   containerd=$(hack/containerd.sh)
   export containerd old_version new_version=${containerd##*/}
   old_version=$(containerd --version | awk '{print $3}') old_version=${old_version%%[~+]*}
@@ -530,7 +553,7 @@ fi
 GOOS=wasip1 GOARCH=wasm go build -C examples/wasm/greeter-go -buildmode=c-shared -o "$PWD/build/bin/greeter-go.wasm" .
 CGO_ENABLED=0 go build -C examples/wasm/greeter-go -o "$PWD/build/bin/greeter-native" .
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
-if alone vm edge many first calls containers; then
+if alone vm edge many first calls serve containers; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi
 new=$(mktemp)

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-const usage = "usage: wasmbench [FLAGS] calls | many N | first | peers PROGRAM IMAGE[,reuse]... | echo NETNS"
+const usage = "usage: wasmbench [FLAGS] calls | many N | first | peers PROGRAM IMAGE[,reuse]... | serve PROGRAM IMAGE=FILE... | echo NETNS"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -42,15 +42,19 @@ func run(ctx context.Context) error {
 	}
 	defer client.Close(context.WithoutCancel(ctx))
 	n.client = client
-	if flag.Arg(0) == "peers" && flag.NArg() > 2 {
-		return n.peers(ctx, flag.Arg(1), flag.Args()[2:], time.Duration(*seconds)*time.Second)
+	duration := time.Duration(*seconds) * time.Second
+	switch {
+	case flag.Arg(0) == "peers" && flag.NArg() > 2:
+		return n.peers(ctx, flag.Arg(1), flag.Args()[2:], duration)
+	case flag.Arg(0) == "serve" && flag.NArg() > 2:
+		return n.serve(ctx, flag.Arg(1), flag.Args()[2:], duration)
 	}
 	if err := n.ensureImage(ctx); err != nil {
 		return err
 	}
 	switch {
 	case flag.Arg(0) == "calls" && flag.NArg() == 1:
-		return n.calls(ctx, time.Duration(*seconds)*time.Second)
+		return n.calls(ctx, duration)
 	case flag.Arg(0) == "many" && flag.NArg() == 2:
 		var pods int
 		if _, err := fmt.Sscan(flag.Arg(1), &pods); err != nil || pods < 1 {

@@ -13,9 +13,6 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
-
-	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // peers compares the Greeters in the given images, each in a pod, with the given program, which is examples/wasm/greeter-go
@@ -44,7 +41,9 @@ func (n *node) peer(ctx context.Context, program, title, name string, duration t
 	if err != nil {
 		return err
 	}
-	stop, err := startNative(ctx, program, filepath.Join(n.netns, guest.id))
+	server := exec.CommandContext(ctx, program) // it prints each call to its standard error
+	server.Env = append(os.Environ(), fmt.Sprintf("TRIPODGRPC_ADDRESS=0.0.0.0:%d", echoPort))
+	stop, err := startIn(filepath.Join(n.netns, guest.id), server)
 	if err != nil {
 		return err
 	}
@@ -147,19 +146,4 @@ func (c *conn) pace(ctx context.Context, frame []byte, duration time.Duration) (
 	}
 	slices.Sort(took)
 	return float64(quantile(took, 0.5).Nanoseconds()) / 1e3, nil
-}
-
-// startNative runs the program in a network namespace. The returned function ends it.
-func startNative(ctx context.Context, program, netns string) (stop func(), err error) {
-	fd, err := netthread.Open(netns)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	cmd := exec.CommandContext(ctx, program) // it prints each call to its standard error
-	cmd.Env = append(os.Environ(), fmt.Sprintf("TRIPODGRPC_ADDRESS=0.0.0.0:%d", echoPort))
-	if err := netthread.In(fd, cmd.Start); err != nil {
-		return nil, fmt.Errorf("start the native server: %w", err)
-	}
-	return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, nil
 }

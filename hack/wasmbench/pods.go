@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cli"
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // node is the node on which the pods run, and the settings of the pods.
@@ -102,4 +105,17 @@ func each(concurrency, n int, do func(i int)) {
 		})
 	}
 	wg.Wait()
+}
+
+// startIn starts a command in a network namespace. The returned function ends it.
+func startIn(netns string, cmd *exec.Cmd) (stop func(), err error) {
+	fd, err := netthread.Open(netns)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	if err := netthread.In(fd, cmd.Start); err != nil {
+		return nil, fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, nil
 }

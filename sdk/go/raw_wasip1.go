@@ -221,8 +221,11 @@ func (c *rawCall) setTrailer(key, value string) {
 	rawSetTrailer(unsafe.Pointer(unsafe.StringData(key)), uint32(len(key)), unsafe.Pointer(unsafe.StringData(value)), uint32(len(value)))
 }
 
-// ended returns why the client no longer waits, or OK while it does. Do not call it after the call.
-func (c *rawCall) ended() codes.Code {
+// gone implements client.
+func (c *rawCall) gone() codes.Code {
+	if c.over {
+		return codes.Canceled
+	}
 	var r lowResult
 	rawEnded(unsafe.Pointer(&r))
 	used = 0
@@ -232,7 +235,16 @@ func (c *rawCall) ended() codes.Code {
 	return codes.Code(r.status.code)
 }
 
-// events returns the descriptor that is ready when receive or ended would answer. Go's runtime waits for it together
+// watch implements client.
+func (c *rawCall) watch(check func() bool) {
+	events, err := c.events()
+	if err != nil {
+		return // the call is over
+	}
+	_ = events.Write(func(uintptr) bool { return check() }) // fails at the end of the call
+}
+
+// events returns the descriptor that is ready when receive or gone would answer. Go's runtime waits for it together
 // with its timers, in poll_oneoff.
 func (c *rawCall) events() (syscall.RawConn, error) {
 	if c.over {

@@ -1,0 +1,110 @@
+package tripodgrpc
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+)
+
+// callContext is the context of a call. It ends at the client's deadline, when the client cancels, and when the call is
+// over. Most handlers only pass it on. So it makes what a cancellation needs, a timer among it, with the first Done, and
+// Err asks the host. Goroutines of a guest share one thread and switch only where they wait, so no field needs a lock.
+type callContext struct {
+	base        context.Context // metadata and peer
+	call        client
+	deadline    time.Time       // zero for none
+	cancellable context.Context // of base; nil before the first Done
+	cancel      context.CancelFunc
+	err         error // why the context has ended
+}
+
+// client is the client of a call, as the host knows it.
+type client interface {
+	// gone returns why the client no longer waits, or OK while it does.
+	gone() codes.Code
+	// watch calls check until it returns true, now and whenever gone could return something else. It returns at the end of
+	// the call, too.
+	watch(check func() bool)
+}
+
+// newContext returns the context of a call with its metadata, peer and deadline; timeout < 0 means no deadline.
+func newContext(call client, md metadata.MD, address string, timeout time.Duration) (ctx context.Context, end func()) {
+	c := &callContext{base: peer.NewContext(metadata.NewIncomingContext(context.Background(), md), &peer.Peer{Addr: clientAddr(address)}), call: call}
+	if timeout >= 0 {
+		c.deadline = time.Now().Add(timeout)
+	}
+	return c, func() { c.end(context.Canceled) }
+}
+
+// Deadline implements context.Context.
+func (c *callContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
+
+// Value implements context.Context. Package context finds the parent of a derived context by a key of its own, after
+// Done.
+func (c *callContext) Value(key any) any {
+	if c.cancellable != nil {
+		return c.cancellable.Value(key)
+	}
+	return c.base.Value(key)
+}
+
+// Done implements context.Context.
+func (c *callContext) Done() <-chan struct{} {
+	if c.cancellable == nil {
+		if c.deadline.IsZero() {
+			c.cancellable, c.cancel = context.WithCancel(c.base)
+		} else {
+			c.cancellable, c.cancel = context.WithDeadline(c.base, c.deadline)
+		}
+		switch {
+		case c.err != nil:
+			c.cancel()
+		case c.cancellable.Err() == nil:
+			go c.call.watch(c.ended)
+		}
+	}
+	return c.cancellable.Done()
+}
+
+// Err implements context.Context. It also notices a cancellation without Done, for loops that only ask Err.
+func (c *callContext) Err() error {
+	if c.err == nil && c.cancellable != nil {
+		c.err = c.cancellable.Err()
+	}
+	if c.err == nil {
+		c.ended()
+	}
+	return c.err
+}
+
+// end ends the context, once.
+func (c *callContext) end(why error) {
+	if c.err == nil {
+		c.err = why
+	}
+	if c.cancel != nil {
+		c.cancel()
+	}
+}
+
+// ended reports whether the client no longer waits, and ends the context then.
+func (c *callContext) ended() bool {
+	switch c.call.gone() { // the host knows of a deadline before the guest's timer
+	case codes.OK:
+		return false
+	case codes.DeadlineExceeded:
+		c.end(context.DeadlineExceeded)
+	default:
+		c.end(context.Canceled)
+	}
+	return true
+}
+
+// clientAddr is a client's address, IP:port.
+type clientAddr string
+
+func (clientAddr) Network() string  { return "tcp" }
+func (a clientAddr) String() string { return string(a) }
