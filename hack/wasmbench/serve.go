@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -40,7 +41,9 @@ func (n *node) serveOne(ctx context.Context, program, file, name string, duratio
 	if err != nil {
 		return err
 	}
-	stop, err := startIn(filepath.Join(n.netns, guest.id), exec.CommandContext(ctx, program, "serve", "--addr", fmt.Sprintf("0.0.0.0:%d", echoPort), file))
+	server := exec.CommandContext(ctx, program, "serve", "-S", "cli", "--addr", fmt.Sprintf("0.0.0.0:%d", echoPort), file) // JavaScript needs cli
+	server.Stderr = os.Stderr
+	stop, err := startIn(filepath.Join(n.netns, guest.id), server)
 	if err != nil {
 		return err
 	}
@@ -73,9 +76,9 @@ func (n *node) serveOne(ctx context.Context, program, file, name string, duratio
 	return nil
 }
 
-// awaitPage asks for a page until it is there, for at most two minutes: wasmtime serve compiles first.
+// awaitPage asks for a page until it is there, for at most a minute: wasmtime serve compiles first.
 func awaitPage(ctx context.Context, url string) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for ; ; time.Sleep(100 * time.Millisecond) { // pacing of a poll
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
