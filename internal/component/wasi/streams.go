@@ -178,7 +178,7 @@ func write(c *Call, s *OutputStream, p []byte) error {
 // through writes p and waits until everything has been sent.
 func through(c *Call, s *OutputStream, p []byte) error {
 	for done := false; !done; {
-		if err := c.wait(c, When(s.Idle)); err != nil {
+		if err := c.wait(c, When(func() bool { return !s.Busy() })); err != nil {
 			return &callError{err}
 		}
 		var err error

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Output is the destination of an output-stream. Only the guest's thread calls its methods, except Room and Idle.
+// Output is the destination of an output-stream. Only the guest's thread calls its methods, except Room, Busy and Idle.
 type Output interface {
 	// Room returns the number of bytes that Write accepts now. It returns an error if Write will never accept bytes
 	// again. The error is io.ErrClosedPipe if the stream was closed normally.
@@ -15,7 +15,10 @@ type Output interface {
 	Write(p []byte) error
 	// Flush starts sending the written bytes in the background.
 	Flush()
-	// Idle reports whether all bytes that were written and flushed have been sent. It also reports true after an error.
+	// Busy reports whether background work is in progress.
+	Busy() bool
+	// Idle reports whether all bytes that were written have been sent. It also reports true after an error. Bytes that
+	// were not flushed can stay pending.
 	Idle() bool
 	// Through writes the pending bytes and then p, and can block. If background work is in progress, Through does
 	// nothing and returns false.
@@ -153,6 +156,13 @@ func (w *Writer) sendNow() {
 	w.wake()
 }
 
+// Busy implements Output.
+func (w *Writer) Busy() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.busy
+}
+
 // Idle implements Output.
 func (w *Writer) Idle() bool {
 	w.mu.Lock()
@@ -233,6 +243,7 @@ func (d direct) Write(p []byte) error {
 }
 
 func (d direct) Flush()     {}
+func (d direct) Busy() bool { return false }
 func (d direct) Idle() bool { return true }
 
 func (d direct) Through(p []byte) (bool, error) { return true, d.Write(p) }

@@ -185,6 +185,8 @@ func (e *earlyOutput) Flush() {
 	}
 }
 
+func (e *earlyOutput) Busy() bool { return e.to != nil && e.to.Busy() }
+
 func (e *earlyOutput) Idle() bool { return e.to == nil || e.to.Idle() }
 
 func (e *earlyOutput) Through(p []byte) (bool, error) {

@@ -168,6 +168,37 @@ func TestResponseBeforeBody(t *testing.T) {
 	})
 }
 
+// TestBlockingFlush uses a guest that writes without blocking and then waits, in blocking-flush, until that is sent. Servers in
+// JavaScript send each piece of a stream like this.
+func TestBlockingFlush(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		received := make(chan struct{})
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			body := g.respond(out, 200)
+			to := g.stream(body)
+			for i := range 3 {
+				g.ok(g.call(streams, "[method]output-stream.write", u32(to), str(fmt.Sprintf("%d\n", i))))
+				g.ok(g.call(streams, "[method]output-stream.blocking-flush", u32(to)))
+				<-received
+			}
+			g.finish(body)
+		})
+		resp, err := server.Client().Do(request(t, "GET", server.URL, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		lines := bufio.NewReader(resp.Body)
+		for i := range 3 {
+			if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("%d\n", i) {
+				t.Errorf("got %q, %v; want %d", line, err, i)
+			}
+			received <- struct{}{}
+		}
+		want(t, <-outcomes, nil)
+	})
+}
+
 // TestPollingGuest uses a guest that blocks only in poll: it reads and writes what it can, in both directions.
 func TestPollingGuest(t *testing.T) {
 	both(t, func(t *testing.T, h2 bool) {
