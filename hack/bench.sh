@@ -17,7 +17,7 @@
 # bench.sh calls [IMAGE[,reuse]...]: only the calls to the Greeters, by default to all of them; prints the table.
 #
 # bench.sh serve: only components of wasi:http beside `wasmtime serve`, which hack/serve.sh builds (20 min, once); prints the
-# table, which docs/benchmarks.md has between two comments.
+# table. All others leave it out as long as it is not built.
 #
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
 # build/bin/tripod-wasm and what `hack/setup.sh bench` installs; hack/containerd.sh builds today's containerd. Modules are
@@ -230,6 +230,8 @@ measure_first() {
   measure_peers "${greeters[@]}"
   settle
   measure_wire
+  settle
+  measure_serve
 }
 
 # measure_peers IMAGE[,reuse]...: call Greeters, into $dir/wasm-peers.md.
@@ -240,13 +242,14 @@ measure_peers() {
 
 # measure_serve: compare components of wasi:http with `wasmtime serve`, into $dir/wasm-serve.md.
 measure_serve() {
+  [ -x build/serve/bin/wasmtime ] || { echo 'Not measured: hack/serve.sh had not built it.' >"$dir/wasm-serve.md"; return; }
   local language components=(registry.k8s.io/tripod/wasm/hello-http-c:1=examples/wasm/hello-http-c/hello-http-c.wasm)
   for language in js py; do
     "$TRIPOD" push "build/serve/hello-$language.wasm" "$registry/tripod/wasm/hello-http-$language:1" --plain-http >/dev/null
     components+=("registry.k8s.io/tripod/wasm/hello-http-$language:1=build/serve/hello-$language.wasm")
   done
   say "Tripod, wasm: components of wasi:http beside wasmtime serve"
-  build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" serve build/serve/bin/wasmtime "${components[@]}" >"$dir/wasm-serve.md"
+  build/bin/wasmbench --socket "unix://$socket" --log-dir "$dir/logs" --seconds 2 serve build/serve/bin/wasmtime "${components[@]}" >"$dir/wasm-serve.md"
 }
 
 # measure_wire: compare the server of HTTP/2 without a component, into $dir/wasm-wire.md.
@@ -350,7 +353,7 @@ inside() {
     await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
     measure_first
     stop_runtime
-    cat "$dir/wasm-first.md" "$dir/wasm-peers.md" "$dir/wasm-wire.md"
+    cat "$dir"/wasm-{first,peers,wire,serve}.md
     return
   fi
   if [ "$pods" = calls ]; then
@@ -493,6 +496,14 @@ The next table is the data plane alone, on loopback in one process with the serv
 h2load with one or ten, or one that only writes frames.
 
 $(cat "$dir/wasm-wire.md")
+
+### Beside wasmtime serve
+
+The command \`serve\` of wasmtime's CLI, in the version of the engine, serves the same component in the pod's network namespace. Neither side has a limit
+of processor time, and each request has a fresh instance. The client is wrk with one thread. The components answer with a line of text: C
+(examples/wasm/hello-http-c), JavaScript with componentize-js and Python with componentize-py (hack/serve).
+
+$(cat "$dir/wasm-serve.md")
 
 ### First start
 
