@@ -80,7 +80,7 @@ func (r *edgeRecord) state() string {
 	return cmp.Or(edgeStates[r.Status], r.Status)
 }
 
-// list gets all records of a kind: runtimes, modules or queued.
+// list gets all records of a kind, also dead ones: runtimes, modules or queued.
 func (o *edgeOptions) list(ctx context.Context, kind string) ([]edgeRecord, error) {
 	var all []edgeRecord
 	for {
@@ -89,7 +89,7 @@ func (o *edgeOptions) list(ctx context.Context, kind string) ([]edgeRecord, erro
 			Start   int          `json:"start"`
 			Results []edgeRecord `json:"results"`
 		}
-		if err := o.get(ctx, fmt.Sprintf("/api/%s/?start=%d", kind, len(all)), &page); err != nil {
+		if err := o.get(ctx, fmt.Sprintf("/api/%s/?dead=1&start=%d", kind, len(all)), &page); err != nil {
 			return nil, err
 		}
 		all = append(all, page.Results...)

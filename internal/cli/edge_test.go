@@ -163,6 +163,9 @@ func TestEdgeLists(t *testing.T) {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/modules/{$}", func(w http.ResponseWriter, r *http.Request) { // two a page
+		if r.URL.Query().Get("dead") != "1" {
+			t.Errorf("the query %s asks for no dead modules", r.URL.RawQuery)
+		}
 		start := 0
 		_, _ = fmt.Sscan(r.URL.Query().Get("start"), &start)
 		page := modules[start:min(start+2, len(modules))]

@@ -50,7 +50,7 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	if err != nil {
 		return "missing-field", err
 	}
-	switch kind := data.Text("type"); e.Action + " " + kind {
+	switch kind := data.Kind(e.Action); e.Action + " " + kind {
 	case "create module":
 		return h.createFor(e, data)
 	case "delete module":

@@ -12,9 +12,9 @@ import (
 
 func newID() string { return uuid.NewString() }
 
-// request makes a request with a new id.
+// request makes a request with a new id, in the dialect of the orchestrator.
 func (m *Manager) request(action string, data json.RawMessage) wire.Envelope {
-	return wire.Envelope{ObjectID: newID(), Action: action, Type: wire.Request, Data: data}
+	return wire.Envelope{ObjectID: newID(), Action: action, Type: wire.RequestType(m.later.Load()), Data: data}
 }
 
 // identity returns the data of the manager's registration.

@@ -242,6 +242,17 @@ func (x *exits) sendAll(m *Manager) {
 	}
 }
 
+// repeat sends all exits, also those that have been sent.
+func (x *exits) repeat(m *Manager) {
+	x.mu.Lock()
+	for key, e := range x.all {
+		e.queued, e.sent = false, time.Time{}
+		x.all[key] = e
+	}
+	x.mu.Unlock()
+	x.sendAll(m)
+}
+
 // run returns a loop that removes exits once the broker has acknowledged them.
 func (x *exits) run(m *Manager) func() {
 	return func() {
@@ -258,12 +269,12 @@ func (x *exits) run(m *Manager) func() {
 	}
 }
 
-// settle removes the exits that the broker has acknowledged. If the client's queue is empty, these are the exits sent
-// more than exitsPoll ago. Otherwise exits sent more than exitsKeep ago count as acknowledged. If the client has dropped
-// messages since it got an exit, the exit may be one of them, and settle sends it again. settle returns the number of
-// remaining exits.
+// settle removes the exits that the broker has acknowledged. If the client's queue is empty and an orchestrator has
+// answered, these are the exits sent more than exitsPoll ago. Otherwise exits sent more than exitsKeep ago count as
+// acknowledged. If the client has dropped messages since it got an exit, the exit may be one of them, and settle sends it
+// again. settle returns the number of remaining exits.
 func (x *exits) settle(m *Manager) int {
-	now, stats, connected := time.Now(), m.client.Stats(), m.client.Connected()
+	now, stats, connected, registered := time.Now(), m.client.Stats(), m.client.Connected(), m.registered.Load()
 	var acknowledged, dropped []string
 	x.mu.Lock()
 	for key, e := range x.all {
@@ -274,7 +285,7 @@ func (x *exits) settle(m *Manager) int {
 			e.queued, e.sent = false, time.Time{}
 			x.all[key] = e
 			dropped = append(dropped, key)
-		case idle, !lost && age > exitsKeep:
+		case idle && registered, !lost && age > exitsKeep:
 			delete(x.all, key)
 			acknowledged = append(acknowledged, key)
 		}

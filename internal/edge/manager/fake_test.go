@@ -35,6 +35,7 @@ type bus struct {
 	grew     chan struct{}  // closed and replaced with each message
 	away     bool           // clients do not connect by themselves
 	silent   bool           // no orchestrator answers
+	later    bool           // the orchestrator is a later peer
 	stalled  chan struct{}  // if set, Publish with QoS 0 waits until it is closed, like a write to a slow broker
 	refuse   string         // the result that the orchestrator answers
 	answered map[string]bool
@@ -140,6 +141,9 @@ func (b *bus) orchestrate(m mqtt.Message) {
 		result = b.refuse
 	}
 	answer := e.Answer(object(map[string]any{"result": result, "details": map[string]any{"ka_interval_sec": 60, "status": "A"}}))
+	if b.later {
+		answer.Type = wire.ResponseLater
+	}
 	b.route(nil, mqtt.Message{Topic: m.Topic, Payload: answer.Bytes(), QoS: 2})
 }
 

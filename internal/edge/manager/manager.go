@@ -33,6 +33,7 @@ type Manager struct {
 	ready      chan struct{} // closed once the fields that the client's handlers need are set
 	answers    answers       // registrations that wait for an answer
 	registered atomic.Bool
+	later      atomic.Bool // the orchestrator is a later peer; it refuses the requests of others without a word to them
 	reconnects atomic.Bool // this daemon or an earlier one has been connected before
 
 	ctx    context.Context // ends with Close
@@ -178,7 +179,7 @@ func (m *Manager) publish(ctx context.Context, topic string, qos byte, retain bo
 func (m *Manager) fail(reason string, e wire.Envelope, data any, err error) {
 	m.refuse(reason, "control message refused", "err", err)
 	if e.Type == "" {
-		e.Type = wire.Request
+		e.Type = wire.RequestType(m.later.Load())
 	}
 	answer := e.Answer(object(map[string]any{"desc": err.Error(), "data": data}))
 	answer.Action = wire.ActionError

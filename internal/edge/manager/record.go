@@ -14,7 +14,10 @@ import (
 const (
 	kindModule  = "module"  // record, by uuid
 	kindDesired = "desired" // the document verbatim, by the runtime's uuid
+	kindDialect = "dialect" // the type of the orchestrator's requests, by keyOrchestrator
 )
+
+const keyOrchestrator = "orchestrator"
 
 // recordState is the state of a module in the record.
 type recordState string
@@ -94,6 +97,13 @@ func (m *Manager) load() error {
 		return fmt.Errorf("the edge manager's record: %w", err)
 	}
 	if err := m.exits.load(m); err != nil {
+		return fmt.Errorf("the edge manager's record: %w", err)
+	}
+	err = m.store.All(kindDialect, func(_ string, value []byte) error {
+		m.later.Store(string(value) == wire.RequestLater)
+		return nil
+	})
+	if err != nil {
 		return fmt.Errorf("the edge manager's record: %w", err)
 	}
 	return m.store.All(kindDesired, func(rt string, value []byte) error {

@@ -88,7 +88,7 @@ func (m *Manager) register(ctx context.Context, id string, data func() json.RawM
 		for {
 			select {
 			case a := <-answer:
-				return m.answered(id, a, done)
+				return m.answered(ctx, id, a, done)
 			case <-resend.C: // an orchestrator may have started meanwhile
 				m.publish(wait, m.config.Topics.Reg(id), 2, false, e.Bytes())
 			case <-wait.Done():
@@ -102,8 +102,23 @@ func (m *Manager) register(ctx context.Context, id string, data func() json.RawM
 	})
 }
 
+// speak makes the manager use the dialect of the orchestrator that has answered a registration. If that is another one than
+// before, exits are sent again, because the orchestrator has refused them; speak returns when the client has them.
+func (m *Manager) speak(ctx context.Context, later bool) {
+	if m.later.Swap(later) == later {
+		return
+	}
+	m.log.Info("edge: the orchestrator speaks another dialect than before", "type", wire.RequestType(later))
+	if err := m.store.Put(kindDialect, keyOrchestrator, []byte(wire.RequestType(later))); err != nil {
+		m.refuse("record", "cannot record the orchestrator's dialect", "err", err)
+	}
+	m.exits.repeat(m)
+	m.out.flush(ctx)
+}
+
 // answered handles the orchestrator's answer to a registration.
-func (m *Manager) answered(id string, a answer, done func(details json.RawMessage)) error {
+func (m *Manager) answered(ctx context.Context, id string, a answer, done func(details json.RawMessage)) error {
+	m.speak(ctx, a.later)
 	if a.Result != "ok" {
 		err := fmt.Errorf("the orchestrator answered the registration of %s with %q: %w", id, a.Result, errdefs.ErrFailedPrecondition)
 		m.refuse("registration", "the orchestrator refused a registration", "uuid", id, "err", err)
@@ -151,6 +166,8 @@ func (b *backoff) wait(ctx context.Context) { pause(ctx, b.delay(), nil) }
 type answer struct {
 	Result  string          `json:"result"`
 	Details json.RawMessage `json:"details"`
+
+	later bool // the response has the type of later peers
 }
 
 // answers holds the registrations in progress, by object_id.
@@ -191,6 +208,7 @@ func (a *answers) take(m *Manager, payload []byte) {
 		m.refuse("bad-json", "unreadable answer to a registration", "err", err)
 		return
 	}
+	got.later = e.Later()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if to := a.waiting[e.ObjectID]; to != nil {

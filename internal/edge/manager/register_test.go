@@ -55,6 +55,71 @@ func TestOrchestratorComesLater(t *testing.T) {
 	r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
 }
 
+// typeOf returns the type of a control message.
+func typeOf(t testing.TB, m mqtt.Message) string {
+	t.Helper()
+	e, err := wire.ParseEnvelope(m.Payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e.Type
+}
+
+// TestLaterOrchestrator: once an orchestrator of later peers has answered, the manager speaks as it does. Such an
+// orchestrator refuses all else, also the ends of modules.
+func TestLaterOrchestrator(t *testing.T) {
+	r := newRig(t, nil, func(b *bus) { b.later = true })
+	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
+	r.order(runtimeA, wire.ActionCreate, moduleData("n"))
+	r.a.find(t, true, 1, wire.Create, 1)
+	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 4, "reason": "exited"}}`)
+	r.a.tell(t, true, 0, wire.Keepalive, `{}`)
+	for topic, action := range map[string]string{
+		topics.ControlOf(runtimeA): wire.ActionExited, topics.Keepalive(runtimeA): wire.ActionUpdate, topics.Reg(runtimeA): wire.ActionCreate,
+	} {
+		if got := typeOf(t, r.find(t, topic, 1, func(m mqtt.Message) bool { return isAction(action)(m) && typeOf(t, m) != wire.ResponseLater })); got != wire.RequestLater {
+			t.Errorf("%s has the type %q, want %q", action, got, wire.RequestLater)
+		}
+	}
+	r.order(runtimeA, wire.ActionDelete, map[string]any{"uuid": "n"}) // without its type, as some peers send it
+	r.a.find(t, true, 1, wire.Delete, 1)
+	r.close()
+	r.open()
+	if got := typeOf(t, mqtt.Message{Payload: r.client().config.Will.Payload}); got != wire.RequestLater {
+		t.Errorf("the next daemon's will has the type %q, want %q", got, wire.RequestLater)
+	}
+	r.set(func(b *bus) { b.later = false })
+	r.client().disconnect()
+	r.client().connect()
+	r.order(runtimeA, wire.ActionCreate, moduleData("o"))
+	r.a.find(t, true, 0, wire.Create, 2)
+	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 4, "reason": "exited"}}`)
+	if got := typeOf(t, r.find(t, topics.ControlOf(runtimeA), 1, isExit("o"))); got != wire.Request {
+		t.Errorf("to the seed's orchestrator: type %q, want %q", got, wire.Request)
+	}
+}
+
+// TestExitForAnUnknownOrchestrator: exits that the manager has sent before it knew the orchestrator's dialect are sent
+// again in that dialect, before any runtime registers.
+func TestExitForAnUnknownOrchestrator(t *testing.T) {
+	r := exitWhileAway(t)
+	registered := r.count(isRegistration(runtimeA))
+	r.set(func(b *bus) { b.later = true })
+	r.client().connect()
+	r.find(t, topics.Reg(runtimeA), registered+1, isAction(wire.ActionCreate))
+	last := ""
+	r.first(func(m mqtt.Message) bool {
+		if isExit("m")(m) {
+			last = typeOf(t, m)
+		}
+		return m.Topic == topics.Reg(runtimeA) && typeOf(t, m) == wire.RequestLater
+	})
+	if last != wire.RequestLater {
+		t.Errorf("before the runtime registered, the last exit had the type %q, want %q", last, wire.RequestLater)
+	}
+	r.m.exits.waitEmpty(t)
+}
+
 func isRegistration(uuid string) func(mqtt.Message) bool {
 	return func(m mqtt.Message) bool {
 		return m.Topic == topics.Reg(uuid) && isAction(wire.ActionCreate)(m)

@@ -35,7 +35,7 @@ func (t *transition) create(raw json.RawMessage, later bool) error {
 
 // newModule makes the record of a module from the data of a create message.
 func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
-	d, err := moduleData(raw)
+	d, err := moduleData(wire.ActionCreate, raw)
 	if err != nil {
 		return nil, err
 	}
@@ -65,12 +65,12 @@ func parse(raw json.RawMessage) (wire.ModuleData, error) {
 }
 
 // moduleData parses the data of a message about a module.
-func moduleData(raw json.RawMessage) (wire.ModuleData, error) {
+func moduleData(action string, raw json.RawMessage) (wire.ModuleData, error) {
 	d, err := parse(raw)
 	if err != nil {
 		return nil, err
 	}
-	switch kind := d.Text("type"); {
+	switch kind := d.Kind(action); {
 	case kind == "":
 		return nil, fmt.Errorf(`data of a module: "type" is missing: %w`, errdefs.ErrInvalidArgument)
 	case kind != string(Module):
@@ -92,7 +92,7 @@ func (t *transition) adopt(runtime string, e wire.Envelope) error {
 	if err != nil {
 		return err
 	}
-	m.Later, m.Wanted, m.Order = isLater(e), r.UUID, e.ObjectID
+	m.Later, m.Wanted, m.Order = e.Later(), r.UUID, e.ObjectID
 	if m, err = t.add(m); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (t *transition) adopt(runtime string, e wire.Envelope) error {
 
 // remove orders the deletion of a module.
 func (t *transition) remove(raw json.RawMessage) error {
-	d, err := moduleData(raw)
+	d, err := moduleData(wire.ActionDelete, raw)
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (t *transition) remove(raw json.RawMessage) error {
 
 // removed handles a delete order that a client sent directly to a module's manager.
 func (t *transition) removed(raw json.RawMessage) error {
-	d, err := moduleData(raw)
+	d, err := moduleData(wire.ActionDelete, raw)
 	if err != nil {
 		return err
 	}
@@ -142,9 +142,10 @@ func (t *transition) removed(raw json.RawMessage) error {
 	return err
 }
 
-// exited records the end of a module, and schedules a restart if the module's policy says so.
+// exited records the end of a module, and schedules a restart if the module's policy says so. The runtime is "" if the
+// message does not say which one reports.
 func (t *transition) exited(runtime string, raw json.RawMessage) error {
-	d, err := moduleData(raw)
+	d, err := moduleData(wire.ActionExited, raw)
 	if err != nil {
 		return err
 	}
@@ -152,7 +153,7 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	switch {
 	case m == nil:
 		return errIgnored // created by a desired document (Topics.Desired), or the record was lost
-	case m.Parent != runtime:
+	case runtime != "" && m.Parent != runtime:
 		return fmt.Errorf("exited: module %s belongs to the runtime %q, not to %q: %w", m.UUID, m.Parent, runtime, errdefs.ErrInvalidArgument)
 	case m.Status == Dead || m.Status == Killed && !m.Lost:
 		return nil // a duplicate, for example from a manager that uses QoS 1

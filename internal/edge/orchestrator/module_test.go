@@ -169,6 +169,12 @@ func TestAnswersInTheWordsOfTheRequester(t *testing.T) {
 	for _, s := range b.hear() {
 		got = append(got, s.ObjectID[:2]+" "+s.Action+" "+s.Type)
 	}
+	b.say("realm/proc/control", later("exited", `{"type":"module","uuid":"a","status":"exited"}`)) // their managers may say it here
+	b.wantStates("a:D")
+	b.say("realm/proc/control", later("create", `{"type":"module","uuid":"b","parent":"r"}`))
+	b.hear()
+	b.say("realm/proc/control", later("delete", `{"uuid":"b"}`)) // without its type
+	b.hears("control/r delete b")
 	got[2] = got[2][2:] // an id of its own
 	if fmt.Sprint(got) != "[id create resp id create resp  create req id error resp id error arts_resp]" {
 		t.Errorf("the answers are %q, want each with the types of its requester", got)

@@ -74,15 +74,17 @@ func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) e
 	return errIgnored
 }
 
-// clientRequest handles a request from a client.
+// clientRequest handles a message on the topic for requests from clients.
 func (o *Orchestrator) clientRequest(ctx context.Context, e wire.Envelope) error {
 	switch e.Action {
 	case wire.ActionCreate:
-		return o.transact(ctx, func(t *transition) error { return t.create(e.Data, isLater(e)) })
+		return o.transact(ctx, func(t *transition) error { return t.create(e.Data, e.Later()) })
 	case wire.ActionDelete:
 		return o.transact(ctx, func(t *transition) error { return t.remove(e.Data) })
 	case wire.ActionCreateBatch:
 		return o.createBatch(ctx, e)
+	case wire.ActionExited: // from a manager of later peers
+		return o.transact(ctx, func(t *transition) error { return t.exited("", e.Data) })
 	}
 	return unknownAction(e)
 }
@@ -96,7 +98,7 @@ func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	refused := map[int]error{}
 	err = o.transact(ctx, func(t *transition) error {
 		for i, raw := range list {
-			if err := t.create(raw, isLater(e)); err != nil {
+			if err := t.create(raw, e.Later()); err != nil {
 				refused[i] = err
 			}
 		}

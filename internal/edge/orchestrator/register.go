@@ -39,7 +39,7 @@ func (t *transition) register(id string, e wire.Envelope) error {
 	if err != nil {
 		return err
 	}
-	r.Name, r.Parent, r.Later, r.Data = d.Text("name"), d.Text("parent"), isLater(e), maps.Clone(d)
+	r.Name, r.Parent, r.Later, r.Data = d.Text("name"), d.Text("parent"), e.Later(), maps.Clone(d)
 	if r.Name == "" {
 		r.Name = id
 	}
@@ -221,9 +221,4 @@ func (t *transition) validRuntime(d wire.ModuleData) error {
 		return fmt.Errorf("unknown parent %q: no manager with this uuid has registered; register it first: %w", parent, errdefs.ErrNotFound)
 	}
 	return nil
-}
-
-// isLater reports whether a message has a type that later peers use: "req" or "resp".
-func isLater(e wire.Envelope) bool {
-	return e.Type == wire.RequestLater || e.Type == wire.ResponseLater
 }

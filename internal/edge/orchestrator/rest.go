@@ -45,8 +45,8 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 	fail(w, http.StatusNotFound, fmt.Sprintf("nothing is at %s", r.URL.Path))
 }
 
-// list answers with the wanted records of a kind, oldest first. It skips the first ?start= records, and returns at most
-// ?limit= records. "count" is the total number of wanted records.
+// list answers with the wanted records of a kind that are not dead, oldest first; with ?dead=1 dead ones, too. It skips the
+// first ?start= records, and returns at most ?limit= records. "count" is the total number of those records.
 func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start, err := page(r, "start", 0)
@@ -55,7 +55,8 @@ func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFu
 			fail(w, http.StatusBadRequest, describe(err))
 			return
 		}
-		found := o.state.where(kind, wanted)
+		dead := r.URL.Query().Get("dead") == "1"
+		found := o.state.where(kind, func(r *Record) bool { return wanted(r) && (dead || r.Status != Dead) })
 		from := min(start, len(found))
 		results := []byte{'['}
 		for i, r := range found[from:min(from+limit, len(found))] {
@@ -97,15 +98,16 @@ func (o *Orchestrator) one(kind Kind) http.HandlerFunc {
 	}
 }
 
-// show returns a record as JSON. The JSON of a runtime includes its modules and its last keepalive.
+// show returns a record as JSON. The JSON of a runtime includes the records of its modules, as for public peers, and its
+// last keepalive.
 func (o *Orchestrator) show(r *Record) json.RawMessage {
 	d := r.view()
 	if r.Kind != Runtime {
 		return d.Bytes()
 	}
-	children := []string{}
+	children := []json.RawMessage{}
 	for _, m := range o.state.where(Module, func(m *Record) bool { return m.Parent == r.UUID && m.Status != Dead }) {
-		children = append(children, m.UUID)
+		children = append(children, m.view().Bytes())
 	}
 	set(d, "children", children)
 	if b := o.lastBeat(r.UUID); b.data != nil {

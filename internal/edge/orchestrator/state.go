@@ -252,11 +252,7 @@ func (t *transition) publish(topic string, e wire.Envelope) {
 
 // request makes a request from the orchestrator. If later is set, the request has the message type of later peers.
 func request(action string, data wire.ModuleData, later bool) wire.Envelope {
-	e := wire.Envelope{ObjectID: uuid.NewString(), Action: action, Type: wire.Request, Data: data.Bytes()}
-	if later {
-		e.Type = wire.RequestLater
-	}
-	return e
+	return wire.Envelope{ObjectID: uuid.NewString(), Action: action, Type: wire.RequestType(later), Data: data.Bytes()}
 }
 
 // modulesOf returns the modules of a runtime, oldest first.

@@ -10,8 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Types of envelopes. We send the first two. Later versions of the public peers ("later peers") use the last two, and
-// our answers to such peers use them too.
+// Types of envelopes. Later versions of the public peers ("later peers") use the last two, and our messages to such peers
+// use them too.
 const (
 	Request       = "arts_req"
 	Response      = "arts_resp"
@@ -77,10 +77,21 @@ func (e Envelope) IsRequest() bool { return e.Type == Request || e.Type == Reque
 // IsResponse reports whether the message is a response.
 func (e Envelope) IsResponse() bool { return e.Type == Response || e.Type == ResponseLater }
 
+// Later reports whether the message has a type of later peers.
+func (e Envelope) Later() bool { return e.Type == RequestLater || e.Type == ResponseLater }
+
+// RequestType returns the type of requests to a peer.
+func RequestType(later bool) string {
+	if later {
+		return RequestLater
+	}
+	return Request
+}
+
 // Answer returns the response to a request, with the request's object and action, and the type that the requester uses.
 func (e Envelope) Answer(data json.RawMessage) Envelope {
 	t := Response
-	if e.Type == RequestLater || e.Type == ResponseLater {
+	if e.Later() {
 		t = ResponseLater
 	}
 	return Envelope{ObjectID: e.ObjectID, Action: e.Action, Type: t, Data: data}

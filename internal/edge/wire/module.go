@@ -1,9 +1,11 @@
 package wire
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path"
 
 	"github.com/containerd/errdefs"
 
@@ -56,6 +58,15 @@ func (d ModuleData) Without(names ...string) ModuleData {
 	return c
 }
 
+// Kind returns what a request with the given action and these data is about: "module", "runtime", "manager", or "" if the
+// type is missing. Some peers leave the type out when they delete a module.
+func (d ModuleData) Kind(action string) string {
+	if action == ActionDelete && isNull(d["type"]) && d.UUID() != "" {
+		return "module"
+	}
+	return d.Text("type")
+}
+
 // UUID returns the uuid that identifies the module.
 func (d ModuleData) UUID() string { return d.Text("uuid") }
 
@@ -90,13 +101,26 @@ func (d ModuleData) Restart() string {
 	return RestartNever
 }
 
-// Args returns the module's arguments, argv[0] first. If "args" is a list, it holds the arguments. If "args" is an
-// object, the field "argv" of that object holds them.
+// Args returns the module's arguments, argv[0] first. If "args" is a list, it holds them. If "args" is an object, as from
+// later peers, the field "argv" of that object holds the arguments without the program's name, which Args puts before
+// them.
 func (d ModuleData) Args() []string {
-	if o := d.argsObject(); o != nil {
-		return o.list("argv")
+	o := d.argsObject()
+	if o == nil {
+		return d.list("args")
 	}
-	return d.list("args")
+	if isNull(o["argv"]) {
+		return nil
+	}
+	return append([]string{d.program()}, o.list("argv")...)
+}
+
+// program returns the program's name: the last element of the file's path, or the module's name or uuid.
+func (d ModuleData) program() string {
+	if f := d.File(); f != "" {
+		return path.Base(f)
+	}
+	return cmp.Or(d.Name(), d.UUID())
 }
 
 // Env returns the environment variables as NAME=value, from "env" and the "env" of "args".

@@ -66,16 +66,33 @@ func TestModuleData(t *testing.T) {
 	assert.Equal(t, []channel.Channel{{Name: "in", Topic: "app/in", Flags: channel.Read}, {Name: "mid", Topic: "app/mid", Flags: channel.Write}}, d.Channels())
 	assert.JSONEq(t, recorded, string(d.Bytes()))
 
-	d, err = ParseModuleData([]byte(`{"uuid":"u","args":{"argv":["p","q"],"env":["A=1"],"dirs":["/x"]},"env":["B=2"],"dir":"/y","dirs":["/z"],"file":"/f","filename":"/g",` +
+	d, err = ParseModuleData([]byte(`{"uuid":"u","args":{"argv":["a","b0"],"env":["A=1"],"dirs":["/x"]},"env":["B=2"],"dir":"/y","dirs":["/z"],"file":"/f","filename":"/g",` +
 		`"restart":"always","resources":{"memory":1},"channels":[{"topic":"a/#","mode":"r:1","name":"in"},{"topic":"b","flags":7},{"topic":"c","flags":"w","qos":2}]}`))
 	require.NoError(t, err)
 	require.NoError(t, d.Validate())
-	assert.Equal(t, []string{"p", "q"}, d.Args())
+	assert.Equal(t, []string{"f", "a", "b0"}, d.Args())
 	assert.Equal(t, []string{"B=2", "A=1"}, d.Env())
 	assert.Equal(t, []string{"/y", "/z", "/x"}, d.Dirs())
 	assert.Equal(t, "/f", d.File())
 	assert.Equal(t, "1", string(d.Resources()["memory"]))
 	assert.Equal(t, []channel.Channel{{Name: "in", Topic: "a/#", Flags: channel.Read | channel.QoS1}, {Name: "b", Topic: "b", Flags: channel.ReadWrite | channel.QoS1}, {Name: "c", Topic: "c", Flags: channel.Write | channel.QoS2}}, d.Channels())
+}
+
+// TestArgumentsOfLaterPeers: an object's arguments have no program name.
+func TestArgumentsOfLaterPeers(t *testing.T) {
+	for text, want := range map[string][]string{
+		`{"uuid":"u","filename":"/srv/wasm/upper.wasm","args":{"argv":["x"]}}`: {"upper.wasm", "x"},
+		`{"uuid":"u","filename":"upper.wasm","args":{"argv":[]}}`:              {"upper.wasm"},
+		`{"uuid":"u","name":"n","image":"i","args":{"argv":["x"]}}`:            {"n", "x"},
+		`{"uuid":"u","image":"i","args":{"argv":["x"]}}`:                       {"u", "x"},
+		`{"uuid":"u","filename":"upper.wasm","args":{"env":["A=1"]}}`:          nil,
+		`{"uuid":"u","filename":"upper.wasm","args":["upper","x"]}`:            {"upper", "x"},
+	} {
+		d, err := ParseModuleData([]byte(text))
+		require.NoError(t, err)
+		require.NoError(t, d.Validate())
+		assert.Equal(t, want, d.Args(), text)
+	}
 }
 
 // The public peers put the program's name before the arguments again with every start (a defect noted in the protocol).

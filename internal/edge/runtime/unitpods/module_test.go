@@ -26,7 +26,7 @@ func TestModuleIsAPodOfTheNode(t *testing.T) {
 	r := newRig(t)
 	data := filepath.Join(r.dir, "data")
 	r.must(os.MkdirAll(filepath.Join(data, "in"), 0o755))
-	p := r.create(5, uuid, `"name":"My Module"`, `"args":{"argv":["prog","x"],"env":["A=1","B=x=y"]}`, `"dirs":["`+data+`/in::/input"]`,
+	p := r.create(5, uuid, `"name":"My Module"`, `"args":{"argv":["x"],"env":["A=1","B=x=y"]}`, `"dirs":["`+data+`/in::/input"]`,
 		`"resources":{"memory":"4Mi","cpu":0.5,"peripheral":"p"}`, `"channels":[{"mode":"r","topic":"$SL/in"},{"mode":"w","topic":"app/in","qos":1}]`)
 	c := p.Container(p.ID)
 	if c.State != node.Running || p.Handler != "wasm" {
@@ -43,7 +43,7 @@ func TestModuleIsAPodOfTheNode(t *testing.T) {
 	for _, e := range c.Config.Envs {
 		env = append(env, e.Key+"="+string(e.Value))
 	}
-	if strings.Join(c.Config.Command, " ") != "prog x" || strings.Join(env, " ") != "A=1 B=x=y" {
+	if strings.Join(c.Config.Command, " ") != "m.wasm x" || strings.Join(env, " ") != "A=1 B=x=y" {
 		t.Errorf("command %v, environment %v", c.Config.Command, env)
 	}
 	if m := c.Config.Mounts; len(m) != 1 || m[0].HostPath != filepath.Join(data, "in") || m[0].ContainerPath != "/input" {
