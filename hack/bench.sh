@@ -11,13 +11,13 @@
 #
 # bench.sh edge: only edge modules.
 #
-# bench.sh first: only the first start of a component, calls to Greeters in C, Go and JavaScript, and HTTP/2 without a component;
-# prints the tables.
+# bench.sh first: only the first start of a component, calls to Greeters in C, Go and JavaScript, HTTP/2 without a component, and
+# what "serve" measures; prints the tables.
 #
 # bench.sh calls [IMAGE[,reuse]...]: only the calls to the Greeters, by default to all of them; prints the table.
 #
 # bench.sh serve: only components of wasi:http beside `wasmtime serve`, which hack/serve.sh builds (20 min, once); prints the
-# table. All others leave it out as long as it is not built.
+# table. "first" and the whole run leave it out if that is not built in the engine's version.
 #
 # Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
 # build/bin/tripod-wasm and what `hack/setup.sh bench` installs; hack/containerd.sh builds today's containerd. Modules are
@@ -242,7 +242,7 @@ measure_peers() {
 
 # measure_serve: compare components of wasi:http with `wasmtime serve`, into $dir/wasm-serve.md.
 measure_serve() {
-  [ -x build/serve/bin/wasmtime ] || { echo 'Not measured: hack/serve.sh had not built it.' >"$dir/wasm-serve.md"; return; }
+  hack/serve.sh check || { echo 'Not measured: hack/serve.sh had not built it.' >"$dir/wasm-serve.md"; return; }
   local language components=(registry.k8s.io/tripod/wasm/hello-http-c:1=examples/wasm/hello-http-c/hello-http-c.wasm)
   for language in js py; do
     "$TRIPOD" push "build/serve/hello-$language.wasm" "$registry/tripod/wasm/hello-http-$language:1" --plain-http >/dev/null

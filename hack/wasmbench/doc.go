@@ -8,6 +8,7 @@
 //
 // The component and the bare handler are measured in turns, so that changes in the machine's load affect both.
 // `wasmbench peers` compares Greeters with the same server natively, by grpc-go, over HTTP/2 without TLS.
+// `wasmbench serve` compares components of wasi:http with `wasmtime serve`, over HTTP/1.1.
 // `wasmbench first` measures the start of the first pod of an image that the node has just pulled.
 //
 // Wasmbench prints its report as Markdown.

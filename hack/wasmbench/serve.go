@@ -102,12 +102,12 @@ func awaitPage(ctx context.Context, url string) error {
 // What wrk prints.
 var (
 	wrkRate     = regexp.MustCompile(`(?m)^Requests/sec:\s+([\d.]+)$`)
-	wrkP99      = regexp.MustCompile(`(?m)^\s+99%\s+([\d.]+)(us|ms|s)$`)
+	wrkP99      = regexp.MustCompile(`(?m)^\s+99%\s+([\d.]+)(us|ms|s) *$`) // wrk pads its units
 	wrkFailures = regexp.MustCompile(`(?m)^\s+(Socket errors|Non-2xx).*$`)
 )
 
 // wrk asks for a page from the given number of connections, one request after the other on each, and returns the rate, and
-// the time in milliseconds that one request in a hundred exceeds.
+// the time in milliseconds that one request in a hundred exceeds, as wrk gives it.
 func wrk(ctx context.Context, url string, connections int, duration time.Duration) (rate, p99 float64, err error) {
 	out, err := exec.CommandContext(ctx, "wrk", "--threads", "1", "--connections", strconv.Itoa(connections), "--timeout", "10s", "--latency",
 		"--duration", fmt.Sprintf("%.0fs", duration.Seconds()), url).CombinedOutput()

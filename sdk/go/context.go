@@ -11,14 +11,47 @@ import (
 
 // callContext is the context of a call. It ends at the client's deadline, when the client cancels, and when the call is
 // over. Most handlers only pass it on. So it makes what a cancellation needs, a timer among it, with the first Done, and
-// Err asks the host. Goroutines of a guest share one thread and switch only where they wait, so no field needs a lock.
+// Err asks the host. Goroutines of a guest share one thread, so no field needs a lock, but a goroutine can give way to
+// another one wherever it waits or allocates.
 type callContext struct {
-	base        context.Context // metadata and peer
-	call        client
-	deadline    time.Time       // zero for none
-	cancellable context.Context // of base; nil before the first Done
+	base     context.Context // metadata and peer
+	call     client
+	deadline time.Time // zero for none
+	err      error     // why the context has ended
+
+	root        *ending         // nil before the first Done
+	cancellable context.Context // of root; package context knows it, and what is derived from it needs no goroutine
 	cancel      context.CancelFunc
-	err         error // why the context has ended
+	timer       *time.Timer     // for the deadline
+}
+
+// ending is a context that ends with an error of choice, as those of package context cannot.
+type ending struct {
+	context.Context
+	done  chan struct{}
+	err   error
+	after func()
+}
+
+func (e *ending) Done() <-chan struct{} { return e.done }
+
+func (e *ending) Err() error { return e.err }
+
+// AfterFunc is what package context looks for in a parent that is not its own.
+func (e *ending) AfterFunc(f func()) (stop func() bool) {
+	e.after = f
+	return func() bool { e.after = nil; return true }
+}
+
+func (e *ending) end(why error) {
+	if e.err != nil {
+		return
+	}
+	e.err = why
+	close(e.done)
+	if e.after != nil {
+		e.after()
+	}
 }
 
 // client is the client of a call, as the host knows it.
@@ -54,26 +87,34 @@ func (c *callContext) Value(key any) any {
 // Done implements context.Context.
 func (c *callContext) Done() <-chan struct{} {
 	if c.cancellable == nil {
-		if c.deadline.IsZero() {
-			c.cancellable, c.cancel = context.WithCancel(c.base)
-		} else {
-			c.cancellable, c.cancel = context.WithDeadline(c.base, c.deadline)
-		}
-		switch {
-		case c.err != nil:
-			c.cancel()
-		case c.cancellable.Err() == nil:
-			go c.call.watch(c.ended)
-		}
+		c.makeCancellable()
 	}
 	return c.cancellable.Done()
 }
 
+func (c *callContext) makeCancellable() {
+	root := &ending{Context: c.base, done: make(chan struct{})}
+	cancellable, cancel := context.WithCancel(root)
+	if c.cancellable != nil { // another goroutine's
+		cancel()
+		return
+	}
+	c.root, c.cancellable, c.cancel = root, cancellable, cancel
+	switch {
+	case c.err != nil:
+		root.end(c.err)
+		return
+	case !c.deadline.IsZero():
+		c.timer = time.AfterFunc(time.Until(c.deadline), func() { c.end(context.DeadlineExceeded) })
+		if c.err != nil { // meanwhile
+			c.timer.Stop()
+		}
+	}
+	go c.call.watch(c.ended)
+}
+
 // Err implements context.Context. It also notices a cancellation without Done, for loops that only ask Err.
 func (c *callContext) Err() error {
-	if c.err == nil && c.cancellable != nil {
-		c.err = c.cancellable.Err()
-	}
 	if c.err == nil {
 		c.ended()
 	}
@@ -82,11 +123,16 @@ func (c *callContext) Err() error {
 
 // end ends the context, once.
 func (c *callContext) end(why error) {
-	if c.err == nil {
-		c.err = why
+	if c.err != nil {
+		return
 	}
-	if c.cancel != nil {
+	c.err = why
+	if c.root != nil {
+		c.root.end(why)
 		c.cancel()
+	}
+	if c.timer != nil {
+		c.timer.Stop()
 	}
 }
 

@@ -65,8 +65,10 @@ func TestContextOfCall(t *testing.T) {
 					t.Errorf("%s has not ended", what)
 				}
 			}
-			if err := ctx.Err(); !errors.Is(err, test.want) {
-				t.Errorf("got error %v, want %v", err, test.want)
+			for what, err := range map[string]error{"the context": ctx.Err(), "its cause": context.Cause(ctx), "a derived one": derived.Err(), "its own cause": context.Cause(derived)} {
+				if !errors.Is(err, test.want) {
+					t.Errorf("%s: got error %v, want %v", what, err, test.want)
+				}
 			}
 			if md, _ := metadata.FromIncomingContext(derived); len(md.Get("k")) != 1 {
 				t.Errorf("got metadata %v after Done", md)
@@ -99,10 +101,11 @@ func TestErrWithoutDone(t *testing.T) {
 
 // TestTimerOfCall lets the guest's own timer end the context, which it does only after Done.
 func TestTimerOfCall(t *testing.T) {
-	ctx, _ := contextOf(t, &fakeClient{}, time.Millisecond)
+	ctx, end := contextOf(t, &fakeClient{}, time.Millisecond)
 	<-ctx.Done()
-	if err := ctx.Err(); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got error %v, want that of a deadline", err)
+	end()
+	if err := ctx.Err(); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		t.Errorf("got error %v and cause %v, want those of a deadline", err, context.Cause(ctx))
 	}
 }
 

@@ -116,6 +116,7 @@ func releaseAll() { used, pinned = 0, nil }
 type rawCall struct {
 	buffer   []byte
 	received lowResult // of look
+	why      lowResult // of gone
 	file     *os.File
 	over     bool
 	err      error // the error that receive or send has returned
@@ -221,13 +222,14 @@ func (c *rawCall) setTrailer(key, value string) {
 	rawSetTrailer(unsafe.Pointer(unsafe.StringData(key)), uint32(len(key)), unsafe.Pointer(unsafe.StringData(value)), uint32(len(value)))
 }
 
-// gone implements client.
+// gone implements client. Nothing may be allocated between the check of over and the host call.
 func (c *rawCall) gone() codes.Code {
 	if c.over {
 		return codes.Canceled
 	}
-	var r lowResult
-	rawEnded(unsafe.Pointer(&r))
+	r := &c.why
+	*r = lowResult{}
+	rawEnded(unsafe.Pointer(r))
 	used = 0
 	if r.which == 0 {
 		return codes.OK

@@ -362,24 +362,6 @@ func TestSocketOptions(t *testing.T) {
 	}
 }
 
-// TestFlushOfWritten: blocking-flush sends what was written without blocking, and then returns.
-func TestFlushOfWritten(t *testing.T) {
-	g := newGuest(t, Options{Network: &loopback{}})
-	got := make(chan string, 1)
-	_, _, out := g.connect(accept.Loopback(t, func(conn net.Conn) {
-		piece := make([]byte, 7)
-		_, _ = io.ReadFull(conn, piece)
-		got <- string(piece)
-	}))
-	for _, piece := range []string{"one", "more"} {
-		ok(t, g.call("wasi:io/streams", "[method]output-stream.write", u32(out), str(piece)))
-		ok(t, g.call("wasi:io/streams", "[method]output-stream.blocking-flush", u32(out)))
-	}
-	if sent := <-got; sent != "onemore" {
-		t.Errorf("the peer got %q", sent)
-	}
-}
-
 // TestStreamErrorCode: the error of a stream has the code of its connection.
 func TestStreamErrorCode(t *testing.T) {
 	g := newGuest(t, Options{Network: &loopback{}})

@@ -175,7 +175,7 @@ func write(c *Call, s *OutputStream, p []byte) error {
 	return nil
 }
 
-// through writes p and waits until everything has been sent.
+// through writes p, after what was written before, and waits until the destination has everything.
 func through(c *Call, s *OutputStream, p []byte) error {
 	for done := false; !done; {
 		if err := c.wait(c, When(func() bool { return !s.Busy() })); err != nil {

@@ -126,6 +126,28 @@ func TestFailedWriteIsToldOnce(t *testing.T) {
 	failed(t, g.call(streams, "[method]output-stream.check-write", u32(out)), 1)
 }
 
+// TestFlushOfWritten: blocking-flush passes on what was written without blocking, and then returns.
+func TestFlushOfWritten(t *testing.T) {
+	for name, output := range map[string]func(*Writer) Output{
+		"on the guest's thread": func(w *Writer) Output { return w },
+		"in the background":     (*Writer).Background,
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGuest(t, Options{})
+			var to bytes.Buffer
+			w := NewWriter(&to, nil, g.Wake)
+			out := g.Put(&OutputStream{Output: output(w)})
+			for i, want := range []string{"one", "onemore"} {
+				ok(t, g.call(streams, "[method]output-stream.write", u32(out), list([]byte([]string{"one", "more"}[i]))))
+				ok(t, g.call(streams, "[method]output-stream.blocking-flush", u32(out)))
+				if got := to.String(); got != want {
+					t.Errorf("%q arrived, want %q", got, want)
+				}
+			}
+		})
+	}
+}
+
 // TestFlushIsSent: flushed bytes are sent soon, and bytes written shortly after each other are sent together.
 func TestFlushIsSent(t *testing.T) {
 	g := newGuest(t, Options{})

@@ -17,22 +17,22 @@ type Output interface {
 	Flush()
 	// Busy reports whether background work is in progress.
 	Busy() bool
-	// Idle reports whether all bytes that were written have been sent. It also reports true after an error. Bytes that
-	// were not flushed can stay pending.
+	// Idle reports whether no bytes are pending, and no background work is in progress. It also reports true after an
+	// error.
 	Idle() bool
 	// Through writes the pending bytes and then p, and can block. If background work is in progress, Through does
 	// nothing and returns false.
 	Through(p []byte) (done bool, err error)
 }
 
-// flushDelay is how long flushed bytes wait for more bytes, so that one packet can carry both.
+// flushDelay is how long written or flushed bytes wait for more bytes, so that one packet can carry both.
 const flushDelay = time.Millisecond
 
 // Writer adapts a blocking io.Writer to Output. If the guest waits for a write, that write runs on the guest's thread.
 // Other writes run in the background, in at most one goroutine at a time.
 type Writer struct {
 	to io.Writer
-	// send flushes the io.Writer above. It is called some time after Flush, and never during a write.
+	// send flushes the io.Writer above. It is called some time after Write or Flush, and never during a write.
 	send func() error
 	wake func()
 
@@ -41,7 +41,7 @@ type Writer struct {
 	busy    bool      // a goroutine or the guest's thread is writing or sending
 	closed  bool
 	pending []byte
-	unsent  bool // bytes were written since the last send, and Flush was called
+	unsent  bool // bytes were written or flushed since the last send
 	timer   *time.Timer
 	err     error
 }
@@ -69,8 +69,11 @@ func (w *Writer) Write(p []byte) error {
 		return w.err
 	}
 	w.pending = append(w.pending, p...)
-	if len(w.pending) > window/2 {
+	switch {
+	case len(w.pending) > window/2:
 		w.begin()
+	case len(p) > 0:
+		w.sendSoon() // guests that copy a stream do not flush, and wait for an answer
 	}
 	return nil
 }
@@ -82,7 +85,7 @@ func (w *Writer) Flush() {
 	w.unsent = true
 	if len(w.pending) > 0 {
 		w.begin()
-	} else {
+	} else if w.send != nil {
 		w.sendSoon()
 	}
 }
@@ -99,7 +102,7 @@ func (w *Writer) begin() {
 	}()
 }
 
-// drain writes the pending bytes, and then the given bytes. The caller has set busy.
+// drain writes the pending bytes, and then the given bytes. The caller has set busy. The last step makes busy false.
 func (w *Writer) drain(last []byte) {
 	for {
 		w.mu.Lock()
@@ -110,7 +113,7 @@ func (w *Writer) drain(last []byte) {
 		}
 		if len(next) == 0 || w.err != nil {
 			w.busy = false
-			if w.unsent {
+			if w.unsent && w.send != nil {
 				w.sendSoon()
 			}
 			w.idle.Broadcast()
@@ -118,9 +121,27 @@ func (w *Writer) drain(last []byte) {
 			return
 		}
 		w.mu.Unlock()
-		if _, err := w.to.Write(next); err != nil {
-			w.Fail(err)
+		w.write(next)
+	}
+}
+
+// writePending writes the pending bytes. The caller has set busy, which stays true.
+func (w *Writer) writePending() {
+	for {
+		w.mu.Lock()
+		next, failed := w.pending, w.err != nil
+		w.pending = nil
+		w.mu.Unlock()
+		if len(next) == 0 || failed {
+			return
 		}
+		w.write(next)
+	}
+}
+
+func (w *Writer) write(p []byte) {
+	if _, err := w.to.Write(p); err != nil {
+		w.Fail(err)
 	}
 }
 
@@ -133,9 +154,10 @@ func (w *Writer) Fail(err error) {
 	}
 }
 
-// sendSoon starts the timer that calls send. The caller holds the lock.
+// sendSoon starts the timer that writes what is pending then, and calls send. The caller holds the lock.
 func (w *Writer) sendSoon() {
-	if w.timer == nil && w.send != nil && w.err == nil && !w.closed {
+	w.unsent = true
+	if w.timer == nil && w.err == nil && !w.closed {
 		w.timer = time.AfterFunc(flushDelay, w.sendNow)
 	}
 }
@@ -149,8 +171,11 @@ func (w *Writer) sendNow() {
 	}
 	w.busy, w.unsent = true, false
 	w.mu.Unlock()
-	if err := w.send(); err != nil {
-		w.Fail(err)
+	w.writePending()
+	if w.send != nil {
+		if err := w.send(); err != nil {
+			w.Fail(err)
+		}
 	}
 	w.drain(nil)
 	w.wake()
@@ -224,8 +249,9 @@ func (b *backgroundOutput) Through(p []byte) (bool, error) {
 		b.begun = true
 		b.Flush()
 	}
-	_, err := b.Room()
-	if !b.Idle() && err == nil {
+	idle := b.Idle()
+	_, err := b.Room() // after Idle, which is true after an error, too
+	if !idle && err == nil {
 		return false, nil
 	}
 	b.begun = false

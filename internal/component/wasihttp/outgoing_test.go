@@ -226,6 +226,55 @@ func TestOutgoingBodies(t *testing.T) {
 	})
 }
 
+// TestOutgoingBodyWithoutFlush: what a guest writes is sent, whether or when it flushes.
+func TestOutgoingBodyWithoutFlush(t *testing.T) {
+	versions(t, func(t *testing.T, h2 bool) {
+		server := target(t, h2, func(w http.ResponseWriter, r *http.Request) {
+			control := http.NewResponseController(w)
+			_ = control.EnableFullDuplex()
+			for buf := make([]byte, 100); ; {
+				n, err := r.Body.Read(buf)
+				if n > 0 {
+					w.Write(bytes.ToUpper(buf[:n]))
+					_ = control.Flush()
+				}
+				if err != nil {
+					return
+				}
+			}
+		})
+		g := caller(t, transportTo(t, server))
+		q := g.request(post, server.URL+"/")
+		body, stream := g.outBody(q)
+		write := func(s string) { g.ok(g.call(streams, "[method]output-stream.write", u32(stream), str(s))) }
+		g.write(stream, "flushed early")
+		future, code := g.send(q)
+		if code != "" {
+			t.Fatal(code)
+		}
+		response, code := g.answer(future)
+		if code != "" {
+			t.Fatal(code)
+		}
+		_, in := g.incoming(response)
+		for _, s := range []struct {
+			want string
+			do   func()
+		}{
+			{"FLUSHED EARLY", func() {}},
+			{"NEVER FLUSHED", func() { write("never flushed") }},
+			{"FLUSHED", func() { write("flushed"); g.ok(g.call(streams, "[method]output-stream.blocking-flush", u32(stream))) }},
+		} {
+			s.do()
+			if got, _ := g.read(in); got != s.want {
+				t.Errorf("the server sent %q back, want %q", got, s.want)
+			}
+		}
+		g.state.Drop(stream)
+		g.finish(body)
+	})
+}
+
 // TestOutgoingBodyFinishedEarly: a body that is finished before the request is sent has a content-length.
 func TestOutgoingBodyFinishedEarly(t *testing.T) {
 	server := target(t, false, func(w http.ResponseWriter, r *http.Request) {

@@ -168,9 +168,15 @@ func TestResponseBeforeBody(t *testing.T) {
 	})
 }
 
-// TestBlockingFlush uses a guest that writes without blocking and then waits, in blocking-flush, until that is sent. Servers in
-// JavaScript send each piece of a stream like this.
-func TestBlockingFlush(t *testing.T) {
+// TestPiecesArrive uses guests that write without blocking. Servers in JavaScript then wait, in blocking-flush, until that is
+// sent; guests that copy a stream do not flush.
+func TestPiecesArrive(t *testing.T) {
+	for name, flush := range map[string]bool{"blocking-flush": true, "no flush": false} {
+		t.Run(name, func(t *testing.T) { testPieces(t, flush) })
+	}
+}
+
+func testPieces(t *testing.T, flush bool) {
 	both(t, func(t *testing.T, h2 bool) {
 		received := make(chan struct{})
 		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
@@ -178,7 +184,9 @@ func TestBlockingFlush(t *testing.T) {
 			to := g.stream(body)
 			for i := range 3 {
 				g.ok(g.call(streams, "[method]output-stream.write", u32(to), str(fmt.Sprintf("%d\n", i))))
-				g.ok(g.call(streams, "[method]output-stream.blocking-flush", u32(to)))
+				if flush {
+					g.ok(g.call(streams, "[method]output-stream.blocking-flush", u32(to)))
+				}
 				<-received
 			}
 			g.finish(body)
