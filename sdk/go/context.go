@@ -22,7 +22,7 @@ type callContext struct {
 	root        *ending         // nil before the first Done
 	cancellable context.Context // of root; package context knows it, and what is derived from it needs no goroutine
 	cancel      context.CancelFunc
-	timer       *time.Timer     // for the deadline
+	timer       *time.Timer // for the deadline
 }
 
 // ending is a context that ends with an error of choice, as those of package context cannot.
