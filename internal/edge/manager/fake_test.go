@@ -141,7 +141,7 @@ func (b *bus) orchestrate(m mqtt.Message) {
 		result = b.refuse
 	}
 	answer := e.Answer(object(map[string]any{"result": result, "details": map[string]any{"ka_interval_sec": 60, "status": "A"}}))
-	if b.later {
+	if answer.Type = wire.Response; b.later { // whatever the request has
 		answer.Type = wire.ResponseLater
 	}
 	b.route(nil, mqtt.Message{Topic: m.Topic, Payload: answer.Bytes(), QoS: 2})

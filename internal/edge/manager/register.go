@@ -72,10 +72,16 @@ func (c *Config) filters() []string {
 	return filters
 }
 
-// register retries a registration until it is accepted. It reports false if the context ends first.
+// register retries a registration until it is accepted, in the orchestrator's dialect and in the other one by turns, because
+// another orchestrator may have taken its place. It reports false if the context ends first.
 func (m *Manager) register(ctx context.Context, id string, data func() json.RawMessage, done func(details json.RawMessage)) bool {
+	other := true
 	return m.retry(ctx, func() error {
+		other = !other
 		e := m.request(wire.ActionCreate, data())
+		if other {
+			e.Type = wire.RequestType(!e.Later())
+		}
 		answer := m.answers.expect(e.ObjectID)
 		defer m.answers.forget(e.ObjectID)
 		wait, cancel := context.WithTimeout(ctx, m.config.RegisterTimeout)

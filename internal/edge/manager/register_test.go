@@ -88,13 +88,19 @@ func TestLaterOrchestrator(t *testing.T) {
 	if got := typeOf(t, mqtt.Message{Payload: r.client().config.Will.Payload}); got != wire.RequestLater {
 		t.Errorf("the next daemon's will has the type %q, want %q", got, wire.RequestLater)
 	}
+}
+
+// TestOrchestratorOfTheSeedAgain: the manager follows an orchestrator that takes the place of a later one.
+func TestOrchestratorOfTheSeedAgain(t *testing.T) {
+	r := newRig(t, nil, func(b *bus) { b.later = true })
 	r.set(func(b *bus) { b.later = false })
 	r.client().disconnect()
 	r.client().connect()
-	r.order(runtimeA, wire.ActionCreate, moduleData("o"))
-	r.a.find(t, true, 0, wire.Create, 2)
+	r.find(t, topics.Reg(runtimeA), 1, func(m mqtt.Message) bool { return isAction(wire.ActionCreate)(m) && typeOf(t, m) == wire.Request })
+	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
+	r.a.find(t, true, 0, wire.Create, 1)
 	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 4, "reason": "exited"}}`)
-	if got := typeOf(t, r.find(t, topics.ControlOf(runtimeA), 1, isExit("o"))); got != wire.Request {
+	if got := typeOf(t, r.find(t, topics.ControlOf(runtimeA), 1, isExit("m"))); got != wire.Request {
 		t.Errorf("to the seed's orchestrator: type %q, want %q", got, wire.Request)
 	}
 }
@@ -103,6 +109,7 @@ func TestLaterOrchestrator(t *testing.T) {
 // again in that dialect, before any runtime registers.
 func TestExitForAnUnknownOrchestrator(t *testing.T) {
 	r := exitWhileAway(t)
+	r.m.hosts[0].wait(t.Context(), func() bool { return len(r.m.hosts[0].byUUID) == 0 })
 	registered := r.count(isRegistration(runtimeA))
 	r.set(func(b *bus) { b.later = true })
 	r.client().connect()
