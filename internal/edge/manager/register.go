@@ -72,16 +72,12 @@ func (c *Config) filters() []string {
 	return filters
 }
 
-// register retries a registration until it is accepted, in the orchestrator's dialect and in the other one by turns, because
-// another orchestrator may have taken its place. It reports false if the context ends first.
+// register retries a registration until it is accepted. It is in the seed's dialect, which orchestrators of both answer, each
+// in its own. It reports false if the context ends first.
 func (m *Manager) register(ctx context.Context, id string, data func() json.RawMessage, done func(details json.RawMessage)) bool {
-	other := true
 	return m.retry(ctx, func() error {
-		other = !other
 		e := m.request(wire.ActionCreate, data())
-		if other {
-			e.Type = wire.RequestType(!e.Later())
-		}
+		e.Type = wire.Request
 		answer := m.answers.expect(e.ObjectID)
 		defer m.answers.forget(e.ObjectID)
 		wait, cancel := context.WithTimeout(ctx, m.config.RegisterTimeout)
