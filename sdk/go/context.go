@@ -2,6 +2,7 @@ package tripodgrpc
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -11,18 +12,18 @@ import (
 
 // callContext is the context of a call. It ends at the client's deadline, when the client cancels, and when the call is
 // over. Most handlers only pass it on. So it makes what a cancellation needs, a timer among it, with the first Done, and
-// Err asks the host. Goroutines of a guest share one thread, so no field needs a lock, but a goroutine can give way to
-// another one wherever it waits or allocates.
+// Err asks the host.
 type callContext struct {
 	base     context.Context // metadata and peer
 	call     client
 	deadline time.Time // zero for none
-	err      error     // why the context has ended
 
+	mu          sync.Mutex
+	err         error           // why the context has ended
 	root        *ending         // nil before the first Done
 	cancellable context.Context // of root; package context knows it, and what is derived from it needs no goroutine
 	cancel      context.CancelFunc
-	timer       *time.Timer // for the deadline
+	timer       *time.Timer // for the deadline; nil if there is none
 }
 
 // ending is a context that ends with an error of choice, as those of package context cannot.
@@ -78,51 +79,59 @@ func (c *callContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadl
 // Value implements context.Context. Package context finds the parent of a derived context by a key of its own, after
 // Done.
 func (c *callContext) Value(key any) any {
-	if c.cancellable != nil {
-		return c.cancellable.Value(key)
+	c.mu.Lock()
+	from := c.cancellable
+	c.mu.Unlock()
+	if from == nil {
+		from = c.base
 	}
-	return c.base.Value(key)
+	return from.Value(key)
 }
 
 // Done implements context.Context.
 func (c *callContext) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.cancellable == nil {
 		c.makeCancellable()
 	}
 	return c.cancellable.Done()
 }
 
+// makeCancellable is the first Done. The caller holds the lock.
 func (c *callContext) makeCancellable() {
-	root := &ending{Context: c.base, done: make(chan struct{})}
-	cancellable, cancel := context.WithCancel(root)
-	if c.cancellable != nil { // another goroutine's
-		cancel()
+	c.root = &ending{Context: c.base, done: make(chan struct{})}
+	c.cancellable, c.cancel = context.WithCancel(c.root)
+	if c.err != nil {
+		c.root.end(c.err)
 		return
 	}
-	c.root, c.cancellable, c.cancel = root, cancellable, cancel
-	switch {
-	case c.err != nil:
-		root.end(c.err)
-		return
-	case !c.deadline.IsZero():
+	if !c.deadline.IsZero() {
 		c.timer = time.AfterFunc(time.Until(c.deadline), func() { c.end(context.DeadlineExceeded) })
-		if c.err != nil { // meanwhile
-			c.timer.Stop()
-		}
 	}
 	go c.call.watch(c.ended)
 }
 
 // Err implements context.Context. It also notices a cancellation without Done, for loops that only ask Err.
 func (c *callContext) Err() error {
-	if c.err == nil {
-		c.ended()
+	if err := c.reason(); err != nil {
+		return err
 	}
+	c.ended()
+	return c.reason()
+}
+
+// reason returns why the context has ended, or nil.
+func (c *callContext) reason() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return c.err
 }
 
 // end ends the context, once.
 func (c *callContext) end(why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.err != nil {
 		return
 	}

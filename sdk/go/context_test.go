@@ -50,7 +50,7 @@ func TestContextOfCall(t *testing.T) {
 			if err := ctx.Err(); err != nil || context.Cause(ctx) != nil {
 				t.Errorf("before the end: error %v, cause %v", err, context.Cause(ctx))
 			}
-			derived, cancel := context.WithCancel(context.WithValue(ctx, "key", "value"))
+			derived, cancel := context.WithCancel(context.WithValue(ctx, f, "value"))
 			defer cancel()
 			after := make(chan struct{})
 			context.AfterFunc(derived, func() { close(after) })
