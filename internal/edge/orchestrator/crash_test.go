@@ -102,7 +102,7 @@ func (c *child) get(path string, into any) bool {
 // states are those of all records: runtimes, then modules.
 func (c *child) states() string {
 	var all []string
-	for _, path := range []string{"/api/runtimes/", "/api/modules/"} {
+	for _, path := range []string{"/api/runtimes/?dead=1", "/api/modules/?dead=1"} {
 		var list struct {
 			Results []struct{ UUID, Status string }
 		}
@@ -221,7 +221,7 @@ func (c *child) settled() {
 				Unconfirmed bool `json:"untold"`
 			}
 		}
-		if !c.get("/api/modules/", &list) {
+		if !c.get("/api/modules/?dead=1", &list) {
 			return false
 		}
 		for _, m := range list.Results {
