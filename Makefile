@@ -226,6 +226,11 @@ bench: build images ## compare with containerd 2.4 and 1.6 and write docs/benchm
 	@hack/setup.sh bench
 	@hack/bench.sh
 
+.PHONY: bench-serve
+bench-serve: build images ## compare components of wasi:http with wasmtime serve, which it builds first (20 min, once); make bench then has it, too
+	@hack/setup.sh serve
+	@hack/bench.sh serve
+
 .PHONY: fuzz
 fuzz: engine ## run each fuzz target for FUZZTIME (20s)
 	@hack/fuzz.sh $(FUZZTIME)
