@@ -113,7 +113,9 @@ func (w *Writer) drain(last []byte) {
 		}
 		if len(next) == 0 || w.err != nil {
 			w.busy = false
-			if w.unsent && w.send != nil {
+			if w.send == nil {
+				w.unsent = false
+			} else if w.unsent {
 				w.sendSoon()
 			}
 			w.idle.Broadcast()
