@@ -24,13 +24,13 @@ type site struct {
 	n      int
 }
 
-func newSite(t *testing.T, orchestrator func(*testing.T, string)) *site {
+func newSite(t *testing.T, orchestrator func(*testing.T, string, bool)) *site {
 	t.Helper()
 	return newSiteAt(t, embedded(t), 5, orchestrator)
 }
 
 // newSiteAt is like newSite, with a given broker and MQTT version of the manager.
-func newSiteAt(t *testing.T, url string, protocol int, orchestrator func(*testing.T, string)) *site {
+func newSiteAt(t *testing.T, url string, protocol int, orchestrator func(*testing.T, string, bool)) *site {
 	t.Helper()
 	s := &site{t: t}
 	var err error
@@ -40,7 +40,7 @@ func newSiteAt(t *testing.T, url string, protocol int, orchestrator func(*testin
 	s.client, err = edgetest.Dial(edgetest.PeerOptions{URL: url, ID: "edgetest-client"})
 	require.NoError(t, err)
 	t.Cleanup(s.client.Close)
-	orchestrator(t, url)
+	orchestrator(t, url, false)
 	end := startManager(t, mqtt.Config{URL: url, Protocol: protocol})
 	t.Cleanup(func() { require.NoError(t, end()) })
 	s.registered(edgetest.RuntimeMin, 1)

@@ -83,11 +83,7 @@ func (m *Manager) start(ctx context.Context) error {
 }
 
 func (m *Manager) message(action string, data object) []byte {
-	kind := "arts_req"
-	if m.cfg.Later {
-		kind = "req"
-	}
-	return Message("", action, kind, data)
+	return Message("", action, kind(m.cfg.Later), data)
 }
 
 // register sends a registration every 5 s until there is an answer.

@@ -7,24 +7,26 @@ import (
 	"sync"
 )
 
-// Orchestrator imitates the public orchestrator and its peculiarities. It receives its own messages, so it sees each of
+// Orchestrator imitates the public orchestrator and its peculiarities. The later one refuses an exit of the seed's type, so
+// that the module stays in its record. It receives its own messages, so it sees each of
 // its create orders again and reports a duplicate. It sends a create order to the request's topic with the runtime's
 // uuid appended. A module's uuid can never be used again.
 type Orchestrator struct {
 	realm string
+	later bool
 	peer  *Peer
 
 	mu    sync.Mutex
 	known map[string]object // managers, runtimes, modules by uuid
 }
 
-// StartOrchestrator connects an orchestrator.
-func StartOrchestrator(url, realm string) (*Orchestrator, error) {
+// StartOrchestrator connects an orchestrator: the seed's, or a later one, which uses the types "req" and "resp".
+func StartOrchestrator(url, realm string, later bool) (*Orchestrator, error) {
 	peer, err := Dial(PeerOptions{URL: url, ID: "edgetest-orchestrator", Plain: true})
 	if err != nil {
 		return nil, err
 	}
-	o := &Orchestrator{realm: realm, peer: peer, known: map[string]object{}}
+	o := &Orchestrator{realm: realm, later: later, peer: peer, known: map[string]object{}}
 	for filter, handler := range map[string]func(Line, envelope){realm + "/proc/reg/+": o.registration, ctl(realm) + "/#": o.control} {
 		if err := peer.Subscribe(filter, func(l Line) {
 			var e envelope
@@ -39,12 +41,18 @@ func StartOrchestrator(url, realm string) (*Orchestrator, error) {
 	return o, nil
 }
 
+// kind returns the type of the orchestrator's requests.
+func (o *Orchestrator) kind() string { return kind(o.later) }
+
+// answer returns the type of its responses, whatever the type of the request.
+func (o *Orchestrator) answer() string { return strings.Replace(o.kind(), "req", "resp", 1) }
+
 // Close disconnects the orchestrator.
 func (o *Orchestrator) Close() { o.peer.Close() }
 
 // Delete asks the runtime to delete a module.
 func (o *Orchestrator) Delete(runtime, uuid string) error {
-	return o.peer.Publish(ctlOf(o.realm, runtime), 2, Message("", "delete", "arts_req", object{"type": "module", "uuid": uuid}))
+	return o.peer.Publish(ctlOf(o.realm, runtime), 2, Message("", "delete", o.kind(), object{"type": "module", "uuid": uuid}))
 }
 
 func (o *Orchestrator) registration(l Line, e envelope) {
@@ -71,8 +79,7 @@ func (o *Orchestrator) registration(l Line, e envelope) {
 	o.mu.Lock()
 	o.known[uuid] = details
 	o.mu.Unlock()
-	answer := strings.Replace(e.Type, "req", "resp", 1)
-	_ = o.peer.Publish(l.Topic, 2, Message(e.ObjectID, "", answer, object{"result": "ok", "details": details}))
+	_ = o.peer.Publish(l.Topic, 2, Message(e.ObjectID, "", o.answer(), object{"result": "ok", "details": details}))
 }
 
 func (o *Orchestrator) control(l Line, e envelope) {
@@ -80,7 +87,12 @@ func (o *Orchestrator) control(l Line, e envelope) {
 	case "create":
 		o.create(l, e)
 	case "exited":
-		_ = o.peer.Publish(o.realm+"/proc/notif", 2, Message("", "exited", "arts_req", object{"type": "module", "uuid": e.Data["uuid"]}))
+		if e.Type != o.kind() {
+			_ = o.peer.Publish(o.realm+"/proc/log/orchestrator", 2,
+				Message(e.ObjectID, "error", "resp", object{"desc": "invalid action/type", "data": e.Data}))
+			return
+		}
+		_ = o.peer.Publish(o.realm+"/proc/notif", 2, Message("", "exited", o.kind(), object{"type": "module", "uuid": e.Data["uuid"]}))
 	case "delete":
 		if parent := e.text("parent"); l.Topic == ctl(o.realm) && parent != "" {
 			_ = o.Delete(parent, e.text("uuid"))
@@ -102,8 +114,8 @@ func (o *Orchestrator) create(l Line, e envelope) {
 	o.mu.Unlock()
 	if duplicate {
 		_ = o.peer.Publish(o.realm+"/proc/log/orchestrator", 2,
-			Message("", "error", "arts_resp", object{"desc": "duplicate module UUID; request ignored", "data": data}))
+			Message("", "error", o.answer(), object{"desc": "duplicate module UUID; request ignored", "data": data}))
 		return
 	}
-	_ = o.peer.Publish(l.Topic+"/"+e.text("parent"), 2, Message("", "create", "arts_req", data))
+	_ = o.peer.Publish(l.Topic+"/"+e.text("parent"), 2, Message("", "create", o.kind(), data))
 }

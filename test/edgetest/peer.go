@@ -193,6 +193,14 @@ type envelope struct {
 
 func (e envelope) request() bool { return e.Type == "arts_req" || e.Type == "req" }
 
+// kind returns the type of requests of the seed's peers or of later ones.
+func kind(later bool) string {
+	if later {
+		return "req"
+	}
+	return "arts_req"
+}
+
 // text returns a string field of the data.
 func (e envelope) text(name string) string {
 	s, _ := e.Data[name].(string)

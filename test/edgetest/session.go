@@ -3,6 +3,7 @@ package edgetest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -20,9 +21,9 @@ const (
 )
 
 // SessionManager is the manager of the recorded session.
-func SessionManager(url string) ManagerConfig {
+func SessionManager(url string, later bool) ManagerConfig {
 	channels := []string{"wasm", "wasi", "channels"}
-	return ManagerConfig{URL: url, Realm: Realm, UUID: ManagerUUID, Name: "node", Runtimes: []RuntimeInfo{
+	return ManagerConfig{URL: url, Realm: Realm, UUID: ManagerUUID, Name: "node", Later: later, Runtimes: []RuntimeInfo{
 		{UUID: RuntimeMin, Name: "min", Type: "linux/minimal", APIs: []string{"wasm", "wasi", "stdin", "stdout"}},
 		{UUID: RuntimeChan, Name: "chan", Type: "test/chan", APIs: channels},
 		{UUID: RuntimeTwo, Name: "chan2", Type: "test/chan", APIs: channels},
@@ -54,8 +55,8 @@ var requests = []request{
 	{"o-4", "realm/proc/control/" + RuntimeTwo, createData(ModuleOut, "c", RuntimeTwo, "upper", `["upper","x"]`, channelsOut)},
 }
 
-func (r request) payload() []byte {
-	return fmt.Appendf(nil, `{"object_id":%q,"action":"create","type":"arts_req","data":%s}`, r.id, r.data)
+func (r request) payload(later bool) []byte {
+	return fmt.Appendf(nil, `{"object_id":%q,"action":"create","type":%q,"data":%s}`, r.id, kind(later), r.data)
 }
 
 // Player plays the client of the recorded session. It waits for the result of each step, so that every session is the
@@ -65,6 +66,7 @@ type Player struct {
 	Recorder *Recorder
 	// OnlyControl sends every request to the orchestrator's topic, and none to a runtime's.
 	OnlyControl bool
+	Later       bool // the client is a later one
 	// BeforeQuit is called before the last step, for example to send keepalives; it can be nil.
 	BeforeQuit func() error
 }
@@ -84,7 +86,7 @@ func (p Player) Play(ctx context.Context) error {
 		if p.OnlyControl {
 			topic = "realm/proc/control"
 		}
-		if err := client.Publish(topic, 2, r.payload()); err != nil {
+		if err := client.Publish(topic, 2, r.payload(p.Later)); err != nil {
 			return err
 		}
 		if _, err := p.Recorder.Wait(ctx, 1, running[r.id]); err != nil {
@@ -124,6 +126,16 @@ func started(uuid string) func(Line) bool {
 	}
 }
 
+// Later returns a session of the seed's peers as later peers would have played it.
+func Later(session Lines) Lines {
+	types := strings.NewReplacer(`"arts_req"`, `"req"`, `"arts_resp"`, `"resp"`)
+	all := slices.Clone(session)
+	for i, l := range all {
+		all[i].Payload = []byte(types.Replace(string(l.Payload)))
+	}
+	return all
+}
+
 // Session returns the recorded session of a public manager with three runtimes, a public orchestrator and a public
 // client. It was recorded on an external broker, and includes the orchestrator's peculiarities (Orchestrator).
 func Session() Lines {
@@ -156,7 +168,7 @@ func Session() Lines {
 	for i, rt := range []string{RuntimeMin, RuntimeChan, RuntimeTwo, RuntimeTwo} {
 		r := requests[i]
 		full := strings.TrimSuffix(r.data, "}") + added
-		add(2, r.topic, string(r.payload()))
+		add(2, r.topic, string(r.payload(false)))
 		add(2, r.topic+"/"+rt, envelope("create", "arts_req", full))
 		add(2, "realm/proc/log/orchestrator", envelope("error", "arts_resp", `{"desc":"duplicate module UUID; request ignored","data":`+full+`}`))
 	}

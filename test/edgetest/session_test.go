@@ -74,13 +74,15 @@ func within(t *testing.T) context.Context {
 }
 
 // foreignOrchestrator and the functions below start one side of a session, and return the function that ends it.
-func foreignOrchestrator(t *testing.T, url string) {
-	o, err := edgetest.StartOrchestrator(url, edgetest.Realm)
+func foreignOrchestrator(t *testing.T, url string, later bool) {
+	o, err := edgetest.StartOrchestrator(url, edgetest.Realm, later)
 	require.NoError(t, err)
 	t.Cleanup(o.Close)
 }
 
-func ourOrchestrator(t *testing.T, url string) {
+func ourOrchestrator(t *testing.T, url string, _ bool) { openOrchestrator(t, url) }
+
+func openOrchestrator(t *testing.T, url string) *orchestrator.Orchestrator {
 	o, err := orchestrator.Open(within(t), orchestrator.Config{
 		Path: filepath.Join(t.TempDir(), "orchestrator.db"), Topics: wire.Topics{Realm: edgetest.Realm, Nested: true}, Connect: mqtt.New,
 		Broker: mqtt.Config{URL: url, ClientID: "tripod-orchestrator"},
@@ -88,10 +90,11 @@ func ourOrchestrator(t *testing.T, url string) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, o.Close(within(t))) })
 	require.Eventually(t, o.Connected, patience, 5*time.Millisecond)
+	return o
 }
 
-func foreignManager(t *testing.T, url string) (keepalive, end func() error) {
-	m, err := edgetest.StartManager(within(t), edgetest.SessionManager(url))
+func foreignManager(t *testing.T, url string, later bool) (keepalive, end func() error) {
+	m, err := edgetest.StartManager(within(t), edgetest.SessionManager(url, later))
 	require.NoError(t, err)
 	return func() error {
 		if err := m.Keepalive(edgetest.RuntimeChan); err != nil {
@@ -102,7 +105,7 @@ func foreignManager(t *testing.T, url string) (keepalive, end func() error) {
 }
 
 // ourManager speaks MQTT 5.
-func ourManager(t *testing.T, url string) (keepalive, end func() error) {
+func ourManager(t *testing.T, url string, _ bool) (keepalive, end func() error) {
 	return nil, startManager(t, mqtt.Config{URL: url})
 }
 
@@ -113,7 +116,7 @@ func startManager(t *testing.T, way mqtt.Config) (end func() error) {
 	dir, err := os.MkdirTemp("", "sl")
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	foreign := edgetest.SessionManager(way.URL)
+	foreign := edgetest.SessionManager(way.URL, false)
 	var runtimes []runtime.Runtime
 	for i, rt := range foreign.Runtimes {
 		r, err := minimal.New(minimal.Config{
@@ -131,19 +134,45 @@ func startManager(t *testing.T, way mqtt.Config) (end func() error) {
 	return func() error { return m.Close(within(t)) }
 }
 
-// play plays the session with two sides, and returns a function with the messages so far; the last may still arrive.
-func play(t *testing.T, url string, orchestrator func(*testing.T, string), manager func(*testing.T, string) (keepalive, end func() error), onlyControl bool) func() edgetest.Lines {
+// dialects are the two dialects of peers with managers; scene_test.go has the third.
+var dialects = map[string]bool{"seed": false, "later": true}
+
+// table returns the session in a dialect.
+func table(later bool) edgetest.Lines {
+	if later {
+		return edgetest.Later(edgetest.Session())
+	}
+	return edgetest.Session()
+}
+
+// each runs a test with each broker and each dialect.
+func each(t *testing.T, run func(t *testing.T, url string, later bool)) {
+	for name, start := range brokers {
+		for dialect, later := range dialects {
+			t.Run(name+"/"+dialect, func(t *testing.T) { run(t, start(t), later) })
+		}
+	}
+}
+
+// sides are those of a session.
+type sides struct {
+	orchestrator func(t *testing.T, url string, later bool)
+	manager      func(t *testing.T, url string, later bool) (keepalive, end func() error)
+}
+
+// play plays the session, and returns a function with the messages so far; the last may still arrive.
+func play(t *testing.T, url string, s sides, later, onlyControl bool) func() edgetest.Lines {
 	t.Helper()
 	r, err := edgetest.Record(url)
 	require.NoError(t, err)
 	t.Cleanup(r.Close)
-	orchestrator(t, url)
-	keepalive, end := manager(t, url)
+	s.orchestrator(t, url, later)
+	keepalive, end := s.manager(t, url, later)
 	_, err = r.Wait(within(t), 4, func(l edgetest.Line) bool { // all are registered
 		return len(wire.Cut(l.Topic, "realm/proc/reg")) == 1 && edgetest.On(l.Topic, `"result"`)(l)
 	})
 	require.NoError(t, err)
-	require.NoError(t, edgetest.Player{URL: url, Recorder: r, BeforeQuit: keepalive, OnlyControl: onlyControl}.Play(within(t)))
+	require.NoError(t, edgetest.Player{URL: url, Recorder: r, BeforeQuit: keepalive, OnlyControl: onlyControl, Later: later}.Play(within(t)))
 	_, err = r.Wait(within(t), 2, edgetest.On("realm/proc/notif", "exited"))
 	require.NoError(t, err)
 	require.NoError(t, end())
@@ -154,12 +183,10 @@ func play(t *testing.T, url string, orchestrator func(*testing.T, string), manag
 
 // The scripted peers reproduce the recorded session of public peers.
 func TestForeignPeersGiveTheRecordedSession(t *testing.T) {
-	for name, start := range brokers {
-		t.Run(name, func(t *testing.T) {
-			got := play(t, start(t), foreignOrchestrator, foreignManager, false)
-			same(t, edgetest.Session(), got, all)
-		})
-	}
+	each(t, func(t *testing.T, url string, later bool) {
+		got := play(t, url, sides{foreignOrchestrator, foreignManager}, later, false)
+		same(t, table(later), got, all)
+	})
 }
 
 // same waits until a session equals the wanted one, as sorted lists.
@@ -179,7 +206,7 @@ func all(ls edgetest.Lines) edgetest.Lines { return ls }
 // heard returns the part of a session that modules and clients see: requests, modules' messages and exits. Our manager
 // reports exits with QoS 2, the public one with 0; runtime programs have their own logs.
 func heard(ls edgetest.Lines) edgetest.Lines {
-	some := ls.Without("realm/proc/reg", "realm/proc/log/orchestrator", "realm/proc/keepalive", "realm/proc/reported").Select(func(l edgetest.Line) bool {
+	some := ls.Without("realm/proc/reg", "realm/proc/log/orchestrator", "realm/proc/keepalive", "realm/proc/reported", "realm/g").Select(func(l edgetest.Line) bool {
 		return len(wire.Cut(l.Topic, "realm/proc/log")) != 1
 	})
 	for i, l := range some {
@@ -205,41 +232,51 @@ func onlyControl(ls edgetest.Lines) edgetest.Lines {
 }
 
 func TestOurOrchestratorForForeignPeers(t *testing.T) {
-	for name, start := range brokers {
-		t.Run(name, func(t *testing.T) {
-			got := play(t, start(t), ourOrchestrator, foreignManager, true)
-			same(t, onlyControl(edgetest.Session()), got, heard)
-			assert.Empty(t, got().Below("realm/proc/log/orchestrator"), "it does not hear itself")
-		})
-	}
+	each(t, func(t *testing.T, url string, later bool) {
+		got := play(t, url, sides{ourOrchestrator, foreignManager}, later, true)
+		same(t, onlyControl(table(later)), got, heard)
+		assert.Empty(t, got().Below("realm/proc/log/orchestrator"), "it does not hear itself")
+	})
 }
 
 // A client's request on a runtime's topic reaches the manager directly, and the orchestrator learns of the module.
 func TestOurOrchestratorLearnsOfModulesThatGoPastIt(t *testing.T) {
-	got := play(t, embedded(t), ourOrchestrator, foreignManager, false)
+	got := play(t, embedded(t), sides{ourOrchestrator, foreignManager}, false, false)
 	assert.Len(t, heard(got()).Below("app"), 4, "the modules speak with each other")
 	assert.Empty(t, got().Below("realm/proc/log/orchestrator"))
 }
 
 func TestOurManagerForForeignPeers(t *testing.T) {
-	for name, start := range brokers {
-		t.Run(name, func(t *testing.T) {
-			got := play(t, start(t), foreignOrchestrator, ourManager, false)
-			same(t, edgetest.Session(), got, heard)
-		})
-	}
+	each(t, func(t *testing.T, url string, later bool) {
+		got := play(t, url, sides{foreignOrchestrator, ourManager}, later, false)
+		same(t, table(later), got, heard)
+	})
 }
 
-// The same session on both brokers gives the same list. Our manager's reports of a module's states may skip some.
-func TestOurOwnSession(t *testing.T) {
-	unreported := func(ls edgetest.Lines) edgetest.Lines { return ls.Without("realm/proc/reported") }
-	var sessions []func() edgetest.Lines
-	for name, start := range brokers {
-		t.Run(name, func(t *testing.T) {
-			got := play(t, start(t), ourOrchestrator, ourManager, true)
-			same(t, onlyControl(edgetest.Session()), got, heard)
-			sessions = append(sessions, got)
-		})
+// pair returns the session of our own two sides, which speak the seed's dialect with each other, for a client of either.
+func pair(later bool) edgetest.Lines {
+	session := onlyControl(edgetest.Session())
+	for i, l := range edgetest.Later(session) {
+		if later && (l.Topic == "realm/proc/notif" || l.Topic == "realm/proc/control") {
+			session[i] = l
+		}
 	}
-	same(t, sessions[0](), sessions[1], unreported)
+	return session
+}
+
+// The same session on both brokers gives the same list. Our manager's reports of a module's states may skip some, and its
+// announcements depend on when the orchestrator answers.
+func TestOurOwnSession(t *testing.T) {
+	steady := func(ls edgetest.Lines) edgetest.Lines { return ls.Without("realm/proc/reported", "realm/g") }
+	for dialect, later := range dialects {
+		var sessions []func() edgetest.Lines
+		for name, start := range brokers {
+			t.Run(name+"/"+dialect, func(t *testing.T) {
+				got := play(t, start(t), sides{ourOrchestrator, ourManager}, later, true)
+				same(t, pair(later), got, heard)
+				sessions = append(sessions, got)
+			})
+		}
+		same(t, sessions[0](), sessions[1], steady)
+	}
 }

@@ -54,7 +54,7 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	case "create module":
 		return h.createFor(e, data)
 	case "delete module":
-		return reasonFor(h.delete(data.UUID()))
+		return reasonFor(h.delete(data.UUID(), ""))
 	case "create runtime":
 		h.resume()
 		return "", nil

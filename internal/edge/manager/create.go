@@ -168,6 +168,9 @@ func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 	err := errors.Join(h.rt.Create(run, mod.record.Index, h.dataOf(mod)), createDone.Hit(run))
 	switch {
 	case err == nil:
+		if mod.record.Origin == fromScene {
+			h.answerScene("", wire.ActionCreate, mod.record.ObjectID, mod.data, nil)
+		}
 		h.runs(run, mod)
 	case run.Err() != nil:
 	case errdefs.IsUnavailable(err):
@@ -175,15 +178,21 @@ func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 		h.apply(mod, evRetry)
 		return true
 	default:
-		h.m.fail("create", wire.Envelope{ObjectID: mod.record.ObjectID}, mod.data.Bytes(), fmt.Errorf("create module %s: %w", mod.uuid, err))
+		failed := fmt.Errorf("create module %s: %w", mod.uuid, err)
+		if mod.record.Origin == fromScene {
+			h.answerScene("create", wire.ActionCreate, mod.record.ObjectID, mod.data, failed)
+		} else {
+			h.m.fail("create", wire.Envelope{ObjectID: mod.record.ObjectID}, mod.data.Bytes(), failed)
+		}
 		h.finish(mod, status(codeNotCreated, "exited", err.Error()))
 	}
 	return false
 }
 
-// dataOf returns the module's data for its runtime: all fields verbatim, and the index.
+// dataOf returns the module's data for its runtime: all fields verbatim, the index, and channels for the standard streams
+// of a module that has a scene.
 func (h *host) dataOf(mod *module) wire.ModuleData {
-	data, err := mod.data.With("index", mod.record.Index)
+	data, err := mod.data.WithStreams(h.m.config.Topics).With("index", mod.record.Index)
 	if err != nil { // a number always has a JSON form
 		panic(err)
 	}
@@ -198,12 +207,16 @@ func (h *host) runs(run context.Context, mod *module) {
 	}
 }
 
-// delete records the deletion of a module, and ends the module. It returns errdefs.ErrNotFound for an unknown uuid.
-func (h *host) delete(uuid string) error {
+// delete records the deletion of a module, and ends the module. The object_id is that of the request if its sender wants
+// an answer when the module has ended. It returns errdefs.ErrNotFound for an unknown uuid.
+func (h *host) delete(uuid, objectID string) error {
 	h.orders.Lock()
 	defer h.orders.Unlock()
 	h.mu.Lock()
 	mod := h.byUUID[uuid]
+	if mod != nil && mod.record.Asked == "" {
+		mod.record.Asked = objectID
+	}
 	h.mu.Unlock()
 	if mod == nil {
 		return fmt.Errorf("delete module %q: the runtime %s has no such module: %w", uuid, h.info.Name, errdefs.ErrNotFound)

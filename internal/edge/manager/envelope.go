@@ -38,7 +38,7 @@ func (h *host) registration(extra map[string]any) json.RawMessage {
 	maps.Copy(fields, extra)
 	maps.Copy(fields, map[string]any{
 		"type": "runtime", "uuid": h.info.UUID, "name": h.info.Name, "parent": h.m.config.UUID,
-		"runtime_type": h.info.Type, "apis": apis, "max_nmodules": h.info.MaxModules,
+		"runtime_type": h.info.Type, "apis": apis, "max_nmodules": h.info.MaxModules, "scenes": true,
 	})
 	return object(fields)
 }

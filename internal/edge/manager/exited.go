@@ -89,7 +89,7 @@ func (h *host) conclude(mod *module, payload []byte) {
 		return
 	}
 	h.orders.Lock()
-	send := m.exits.keep(m, exit{Runtime: h.info.UUID, UUID: mod.uuid, Payload: payload})
+	send := m.exits.keep(m, h.exitOf(mod, payload))
 	h.scheduleRestart(mod, payload)
 	if exitKept.Hit(m.ctx) == nil {
 		if err := m.store.Delete(kindModule, mod.uuid); err != nil {
@@ -170,6 +170,9 @@ type exit struct {
 	Runtime string `json:"runtime"`
 	UUID    string `json:"uuid"`
 	Payload []byte `json:"payload"`
+	Scene   string `json:"scene,omitempty"` // of a module of a scene-scoped peer; the next two are for such modules
+	Name    string `json:"name,omitempty"`
+	Asked   string `json:"asked,omitempty"` // object_id of the request for the deletion; "" if nobody asked
 
 	queued  bool      // it waits for the client in the manager's queue, or the client has it
 	dropped uint64    // Stats.Dropped of the client when it was queued
@@ -218,7 +221,8 @@ func (x *exits) send(m *Manager, key string) {
 	x.all[key] = e
 	x.mu.Unlock()
 	h := m.host(e.Runtime) // never nil: keep and load take only exits of configured runtimes
-	m.out.send(m.config.Topics.ControlOf(e.Runtime), 2, m.request(wire.ActionExited, h.exitedData(e.UUID, e.Payload)).Bytes(), func(err error) {
+	topic, payload := h.exitMessage(e)
+	m.out.send(topic, 2, payload, func(err error) {
 		if err == nil {
 			err = exitTold.Hit(m.ctx)
 		}

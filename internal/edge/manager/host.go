@@ -42,6 +42,8 @@ type host struct {
 	interval        time.Duration              // between keepalives, as the orchestrator says; 0 if unknown
 	change          chan struct{}              // closed and replaced with every change of these fields
 
+	announced atomic.Bool // a scene-scoped peer has confirmed the runtime's registration on this connection
+
 	restarts map[string]*restart // of desired modules; the mutex orders guards it
 
 	recent *recentMessages
@@ -187,6 +189,7 @@ func (h *host) lose() {
 	}
 	if h.m.client.Connected() {
 		h.m.publish(h.m.ctx, h.m.config.Topics.Reg(h.info.UUID), 2, false, h.m.request(wire.ActionDelete, h.identity()).Bytes())
+		h.announce(wire.ActionDelete)
 	}
 }
 
@@ -202,6 +205,9 @@ func (h *host) reportLost(mod *module) {
 	mod.repeatable = true
 	h.mu.Unlock()
 	h.m.counts.exited.WithLabelValues("runtime-lost").Inc()
+	if mod.record.Origin == fromScene {
+		return // for its peers, the module ends when the runtime ends it
+	}
 	h.m.publish(h.m.ctx, h.m.config.Topics.ControlOf(h.info.UUID), 2, false, h.m.request(wire.ActionExited, h.exitedData(mod.uuid, payload)).Bytes())
 }
 
@@ -236,6 +242,20 @@ func (h *host) halt() {
 
 // resume undoes halt.
 func (h *host) resume() { h.update(func() { h.halted = false }); poke(h.reconcile) }
+
+// stayAnnounced announces the runtime to scene-scoped peers whenever the runtime comes up, until the connection ends.
+func (h *host) stayAnnounced(ctx context.Context) {
+	h.announced.Store(false)
+	for h.wait(ctx, func() bool { return h.up }) {
+		h.keepScenes()
+		h.mu.Lock()
+		run := h.run
+		h.mu.Unlock()
+		if !h.wait(ctx, func() bool { return !h.up || h.run != run }) {
+			return
+		}
+	}
+}
 
 // stayRegistered registers the runtime whenever the runtime comes up, until the connection ends.
 func (h *host) stayRegistered(ctx context.Context) {

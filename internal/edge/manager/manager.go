@@ -114,6 +114,7 @@ func (m *Manager) close(ctx context.Context) error {
 		for _, h := range m.hosts {
 			if h.isUp() {
 				m.publish(ctx, m.config.Topics.Reg(h.info.UUID), 2, false, m.request(wire.ActionDelete, h.identity()).Bytes())
+				h.announce(wire.ActionDelete)
 			}
 		}
 		m.publish(ctx, m.config.Topics.Reg(m.config.UUID), 2, false, m.request(wire.ActionDelete, m.identity()).Bytes())
@@ -150,6 +151,9 @@ func (m *Manager) handle(msg mqtt.Message) {
 	}
 	if msg.Topic == topics.Reg(m.config.UUID) {
 		m.answers.take(m, msg.Payload)
+	}
+	if scene, ok := topics.ParseScene(msg.Topic); ok {
+		m.sceneMessage(scene, msg)
 	}
 	if msg.Retain {
 		m.router.RetainedFromBroker(msg.Topic, msg.Payload)

@@ -20,6 +20,7 @@ type module struct {
 	wake       chan struct{} // a token wakes the launcher
 	box        *outbox
 	rate       *limiter
+	logs       map[int]bool // channels that are a log, too; only host.receive uses it
 }
 
 func (h *host) newModule(uuid string, data wire.ModuleData, r record) *module {

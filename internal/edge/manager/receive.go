@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"bytes"
 	"strings"
 	"time"
 
@@ -58,6 +59,9 @@ func (h *host) fromModule(msg channel.Message) {
 		h.m.drop("rate", 1)
 		return
 	}
+	if mod.logs[msg.Arg] {
+		h.m.out.put(h.m.config.Topics.ModuleLog(h.info.UUID, mod.uuid), 0, bytes.TrimSuffix(msg.Payload, []byte("\n")))
+	}
 	if err := h.m.router.Publish(h.key(mod, msg.Arg), msg.Payload); err != nil {
 		h.m.refuse("channel", "cannot publish a module's message", "runtime", h.info.Name, "module", mod.uuid, "fd", msg.Arg, "err", err)
 	}
@@ -71,7 +75,8 @@ func (h *host) openChannel(mod *module, payload []byte) {
 		o.Topic = h.m.config.Topics.Expand(o.Topic, mod.uuid)
 		key := h.key(mod, o.FD)
 		group := h.rt.Group(mod.record.Index)
-		deliver := func(payload []byte) { mod.box.put(o.FD, payload) }
+		deliver := func(payload []byte) { mod.box.put(o.FD, h.toStdin(mod, o.Topic, payload)) }
+		h.logStream(mod, o.FD, o.Topic)
 		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
 			h.m.refuse("channel", "modules must not write to the topics that control nodes", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)
 			return

@@ -31,7 +31,7 @@ const (
 // Origins of modules.
 const (
 	fromControl = "control" // a create message
-	fromDesired = "desired" // the desired document
+	fromDesired = "desired" // the desired document; scene.go has the third
 )
 
 // record is the record of a module.
@@ -41,6 +41,7 @@ type record struct {
 	State    recordState `json:"state"`
 	Origin   string      `json:"origin"`
 	ObjectID string      `json:"object_id,omitempty"` // of the create message
+	Asked    string      `json:"asked,omitempty"`     // object_id of a scene-scoped peer's request for the deletion
 	Data     []byte      `json:"data"`                // a wire.ModuleData, verbatim
 	Exited   []byte      `json:"exited,omitempty"`    // payload of the runtime's message
 }

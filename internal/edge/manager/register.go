@@ -33,16 +33,19 @@ func (m *Manager) connected(ctx context.Context, resumed bool) {
 		}
 		m.publish(ctx, m.config.Topics.Reg(m.config.UUID), 2, false, m.request(wire.ActionDelete, m.identity()).Bytes())
 	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, h := range m.hosts {
+		wg.Go(func() { h.stayAnnounced(ctx) })
+	}
 	if !m.register(ctx, m.config.UUID, m.identity, nil) {
 		return
 	}
 	m.registered.Store(true)
 	m.log.Info("edge: registered", "uuid", m.config.UUID)
-	var wg sync.WaitGroup
 	for _, h := range m.hosts {
 		wg.Go(func() { h.stayRegistered(ctx) })
 	}
-	wg.Wait()
 }
 
 // subscribeAll subscribes to the manager's own topics. The client renews the subscriptions. subscribeAll retries a
@@ -67,7 +70,10 @@ func (c *Config) filters() []string {
 	filters := []string{c.Topics.Reg(c.UUID)}
 	for _, rt := range c.Runtimes {
 		uuid := rt.Info().UUID
-		filters = append(filters, c.Topics.Reg(uuid), c.Topics.ControlOf(uuid)+"/#", c.Topics.Desired(uuid))
+		filters = append(filters, c.Topics.Reg(uuid), c.Topics.ControlOf(uuid)+"/#", c.Topics.Desired(uuid), c.Topics.SceneRuntime("+", uuid))
+	}
+	if len(c.Runtimes) > 0 {
+		filters = append(filters, c.Topics.SceneControl("+/+", "+", "+"))
 	}
 	return filters
 }

@@ -48,7 +48,7 @@ func TestForeignManagerAndClient(t *testing.T) {
 				defer recorder.Close()
 				o := serve(t, url, protocol, filepath.Join(t.TempDir(), "record"))
 				defer stop(t, o)
-				manager, err := edgetest.StartManager(ctx, edgetest.SessionManager(url))
+				manager, err := edgetest.StartManager(ctx, edgetest.SessionManager(url, false))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -102,7 +102,7 @@ func TestForeignManagerOfLaterPeers(t *testing.T) {
 	defer recorder.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	config := edgetest.SessionManager(url)
+	config := edgetest.SessionManager(url, false)
 	config.Later = true
 	for life := 1; life <= 2; life++ {
 		manager, err := edgetest.StartManager(ctx, config)

@@ -11,20 +11,21 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// create records a module and places it. After an error, nothing has changed.
-func (t *transition) create(raw json.RawMessage, later bool) error {
+// create records a module and places it. If order is not empty, it is the object_id of the order to the runtime. After an
+// error, nothing has changed.
+func (t *transition) create(raw json.RawMessage, order string, client Dialect) error {
 	m, err := t.newModule(raw)
 	if err != nil {
 		return err
 	}
-	m.Later = later
+	m.Order, m.Dialect = order, client
 	if m.Wanted = m.Data.Parent(); m.Wanted != "" {
 		r, err := t.runtimeFor(m.Wanted)
 		if err != nil {
 			return err
 		}
 		m.Wanted = r.UUID
-	} else if _, err := t.choose(m.wantedAPIs()); err != nil {
+	} else if _, err := t.choose(m); err != nil {
 		return err
 	}
 	if m, err = t.add(m); err != nil {
@@ -179,6 +180,7 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 // notify publishes that a module has ended.
 func (t *transition) notify(m *Record) {
 	t.publish(t.o.config.Topics.Notif(), request(wire.ActionExited, m.message(wire.ActionExited), m.Later))
+	t.notifyClient(m)
 }
 
 // restartDue creates modules again after their back-off.

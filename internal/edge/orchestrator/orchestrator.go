@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
@@ -35,6 +37,7 @@ type Orchestrator struct {
 	state  *state
 	client mqtt.Client
 	counts *counters
+	uuid   string // the sender of messages to scene-scoped peers
 
 	subscribed atomic.Bool
 
@@ -61,7 +64,7 @@ func Open(ctx context.Context, c Config) (*Orchestrator, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &Orchestrator{config: c, log: c.Log, store: s, counts: newCounters(), beats: map[string]beat{}}
+	o := &Orchestrator{config: c, log: c.Log, store: s, counts: newCounters(), uuid: uuid.NewString(), beats: map[string]beat{}}
 	if o.state, err = load(s); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
@@ -107,7 +110,8 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 	}
 	o.client = client
 	t := o.config.Topics
-	for _, filter := range []string{t.Reg("+"), t.Control(), t.ControlOf("+"), t.Keepalive("+")} {
+	for _, filter := range []string{t.Reg("+"), t.Control(), t.ControlOf("+"), t.Keepalive("+"),
+		t.SceneRuntime("+", "+"), t.SceneModule("+/+", "+"), t.SceneControl("+/+", "+", "+")} {
 		if err := client.Subscribe(ctx, filter, qos, mqtt.SubscribeOptions{SkipRetained: true}); err != nil {
 			return errors.Join(fmt.Errorf("subscribe to %s: %w", filter, err), client.Close(ctx))
 		}

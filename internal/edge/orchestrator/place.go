@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
@@ -38,26 +39,35 @@ func (t *transition) used() map[string]int {
 	return n
 }
 
-// choose returns the runtime with the most free slots among the living runtimes that offer the APIs. It returns nil if
+// choose returns the runtime with the most free slots among the living runtimes that can run the module. It returns nil if
 // all of these runtimes are full, and errdefs.ErrNotFound if there are none.
-func (t *transition) choose(apis []string) (*Record, error) {
+func (t *transition) choose(m *Record) (*Record, error) {
 	var best *Record
 	var most int
-	used, able := t.used(), t.list(Runtime, func(r *Record) bool { return r.Status == Alive && offers(r, apis) })
+	used, able := t.used(), t.list(Runtime, func(r *Record) bool { return r.Status == Alive && offers(r, m) })
 	for _, r := range able {
 		if free := r.slots() - used[r.UUID]; free > most {
 			best, most = r, free
 		}
 	}
 	if len(able) == 0 {
-		return nil, fmt.Errorf("no living runtime offers %q; request ignored: %w", apis, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("no living runtime offers %q and runs files of type %q; request ignored: %w", m.wantedAPIs(), m.Data.FileType(), errdefs.ErrNotFound)
 	}
 	return best, nil
 }
 
-func offers(r *Record, apis []string) bool {
+// offers reports whether the runtime offers the APIs that the module's client asked for, and runs the module's file type.
+// Python needs an API like "python:python3". A runtime with such an API runs Wasm if it names an API of Wasm, too.
+func offers(r, m *Record) bool {
 	have := r.Data.APIs()
-	return !slices.ContainsFunc(apis, func(api string) bool { return !slices.Contains(have, api) })
+	starts := func(prefix string) bool {
+		return slices.ContainsFunc(have, func(api string) bool { return strings.HasPrefix(api, prefix) })
+	}
+	runs := !starts("python") || starts("wasm") || starts("wasi")
+	if m.Data.FileType() == "PY" {
+		runs = starts("python")
+	}
+	return runs && !slices.ContainsFunc(m.wantedAPIs(), func(api string) bool { return !slices.Contains(have, api) })
 }
 
 // settle places a module on a runtime with a free slot, or queues it.
@@ -69,7 +79,7 @@ func (t *transition) settle(m *Record) error {
 		if r != nil && (r.Status != Alive || r.slots() <= t.used()[r.UUID]) {
 			r = nil
 		}
-	} else if r, err = t.choose(m.wantedAPIs()); err != nil && m.Status == unborn {
+	} else if r, err = t.choose(m); err != nil && m.Status == unborn {
 		return err
 	}
 	if r == nil {
@@ -107,12 +117,12 @@ func (t *transition) order(m, r *Record) error {
 // sendOrder sends the runtime's manager an order about the module, and records the order in the module's record m. The
 // caller must have got m from edit.
 func (t *transition) sendOrder(m, r *Record, action string) {
-	e := request(action, m.message(action), r.Later)
+	topic, e := t.o.orderTo(m, r, action)
 	if action == wire.ActionCreate && m.Order != "" {
 		e.ObjectID = m.Order
 	}
 	m.Order, m.Unconfirmed = e.ObjectID, true
-	t.publish(t.o.config.Topics.ControlOf(r.UUID), e)
+	t.publish(topic, e)
 }
 
 // message returns the data of a message about the module.
@@ -121,8 +131,8 @@ func (r *Record) message(action string) wire.ModuleData {
 		return r.order()
 	}
 	d := wire.ModuleData{}
-	set(d, "type", Module)
-	set(d, "uuid", r.UUID)
+	d.Set("type", Module)
+	d.Set("uuid", r.UUID)
 	return d
 }
 

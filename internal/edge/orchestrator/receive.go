@@ -28,11 +28,19 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 	ctx := context.Background()
 	e, envelopeErr := wire.ParseEnvelope(m.Payload)
 	err := envelopeErr
+	scene, isScene := o.config.Topics.ParseScene(m.Topic)
 	switch {
+	case isScene && err != nil: // a message between others
+		err = errIgnored
 	case m.Retain: // the broker would send it again after every connect
 		err = errIgnored
 	case err == nil:
-		err = guard.Call(o.log, "MQTT message", func() error { return o.act(ctx, m.Topic, e) })
+		err = guard.Call(o.log, "MQTT message", func() error {
+			if isScene {
+				return o.scene(ctx, scene, e)
+			}
+			return o.act(ctx, m.Topic, e)
+		})
 	}
 	kind := topicKind(o.config.Topics, m.Topic)
 	switch {
@@ -47,6 +55,10 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 		data := e.Data
 		if envelopeErr != nil {
 			data = m.Payload
+		}
+		if isScene {
+			o.refuseScene(ctx, scene, e, err)
+			return
 		}
 		o.refuse(ctx, e, data, err)
 	}
@@ -78,7 +90,7 @@ func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) e
 func (o *Orchestrator) clientRequest(ctx context.Context, e wire.Envelope) error {
 	switch e.Action {
 	case wire.ActionCreate:
-		return o.transact(ctx, func(t *transition) error { return t.create(e.Data, e.Later()) })
+		return o.transact(ctx, func(t *transition) error { return t.create(e.Data, "", Dialect{Later: e.Later()}) })
 	case wire.ActionDelete:
 		return o.transact(ctx, func(t *transition) error { return t.remove(e.Data) })
 	case wire.ActionCreateBatch:
@@ -98,7 +110,7 @@ func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	refused := map[int]error{}
 	err = o.transact(ctx, func(t *transition) error {
 		for i, raw := range list {
-			if err := t.create(raw, e.Later()); err != nil {
+			if err := t.create(raw, "", Dialect{Later: e.Later()}); err != nil {
 				refused[i] = err
 			}
 		}
@@ -152,7 +164,7 @@ func (o *Orchestrator) managerReport(ctx context.Context, runtime string, e wire
 func (o *Orchestrator) registration(ctx context.Context, id string, e wire.Envelope) error {
 	switch e.Action {
 	case wire.ActionCreate:
-		return o.transact(ctx, func(t *transition) error { return t.register(id, e) })
+		return o.transact(ctx, func(t *transition) error { return t.register(id, e, "") })
 	case wire.ActionDelete:
 		return o.transact(ctx, func(t *transition) error { return t.unregister(id, e.Data) })
 	}
@@ -167,20 +179,25 @@ func unknownAction(e wire.Envelope) error {
 func (o *Orchestrator) refuse(ctx context.Context, e wire.Envelope, data []byte, err error) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
-	d := wire.ModuleData{"data": data}
-	switch {
-	case len(data) == 0:
-		d["data"] = json.RawMessage("null")
-	case len(data) > maxEcho || !json.Valid(data) || !utf8.Valid(data):
-		set(d, "data", strings.ToValidUTF8(string(data[:min(len(data), maxEcho)]), "\uFFFD"))
-	}
-	set(d, "desc", describe(err))
-	answer := e.Answer(d.Bytes())
+	answer := e.Answer(complaint(data, err).Bytes())
 	answer.Action = wire.ActionError
 	if answer.ObjectID == "" {
 		answer.ObjectID = uuid.NewString()
 	}
 	o.publish(ctx, message{topic: o.config.Topics.Errors(), payload: answer.Bytes()})
+}
+
+// complaint returns the description of an error, with the data that caused it.
+func complaint(data []byte, err error) wire.ModuleData {
+	d := wire.ModuleData{"data": data}
+	switch {
+	case len(data) == 0:
+		d["data"] = json.RawMessage("null")
+	case len(data) > maxEcho || !json.Valid(data) || !utf8.Valid(data):
+		d.Set("data", strings.ToValidUTF8(string(data[:min(len(data), maxEcho)]), "\uFFFD"))
+	}
+	d.Set("desc", describe(err))
+	return d
 }
 
 // describe returns an error's text for peers, without the errdefs class.
@@ -198,6 +215,9 @@ func describe(err error) string {
 
 // topicKind returns the label of a topic in the metrics.
 func topicKind(t wire.Topics, topic string) string {
+	if _, ok := t.ParseScene(topic); ok {
+		return "scene"
+	}
 	parts := wire.Cut(topic, t.Realm+"/proc")
 	if len(parts) == 0 {
 		return "other"

@@ -35,9 +35,8 @@ type Record struct {
 	Status Status    `json:"status"`
 	Since  time.Time `json:"since"` // start of this state
 	Number uint64    `json:"number"`
-	// Later is set if messages to the peer, or to the client that created the module, have the types of later peers, "req"
-	// and "resp".
-	Later bool `json:"later,omitempty"`
+	// Dialect is that of messages to the peer, or to the client that created the module.
+	Dialect
 
 	// Beats is set if silence means that the manager or runtime is dead. That is the case for peers that have sent or
 	// promised a keepalive, and for runtimes without a manager.
@@ -53,6 +52,8 @@ type Record struct {
 	Order string `json:"order,omitempty"`
 	// Unconfirmed is set while that order may not have reached the broker.
 	Unconfirmed bool `json:"untold,omitempty"`
+	// Asked is the object_id of a scene-scoped client's request to delete the module.
+	Asked string `json:"asked,omitempty"`
 	// Lost is set if the module is Killed because its runtime was lost. The module may still run on that runtime.
 	Lost bool `json:"lost,omitempty"`
 	// Doomed is set if the module was deleted while its runtime was lost. The runtime gets the delete order when it
@@ -93,11 +94,11 @@ func decodeRecord(b []byte) (*Record, error) {
 func (r *Record) details() wire.ModuleData {
 	d := maps.Clone(r.Data)
 	delete(d, "type")
-	set(d, "uuid", r.UUID)
-	set(d, "name", r.Name)
-	set(d, "status", r.Status)
+	d.Set("uuid", r.UUID)
+	d.Set("name", r.Name)
+	d.Set("status", r.Status)
 	if r.Parent != "" {
-		set(d, "parent", r.Parent)
+		d.Set("parent", r.Parent)
 	}
 	return d
 }
@@ -105,39 +106,30 @@ func (r *Record) details() wire.ModuleData {
 // order returns the data of a create message to the module's manager.
 func (r *Record) order() wire.ModuleData {
 	d := r.details()
-	set(d, "type", Module)
-	set(d, "status", Alive)
+	d.Set("type", Module)
+	d.Set("status", Alive)
 	return d
 }
 
 // view returns the record for REST.
 func (r *Record) view() wire.ModuleData {
 	d := r.details()
-	set(d, "type", r.Kind)
-	set(d, "since", r.Since)
+	d.Set("type", r.Kind)
+	d.Set("since", r.Since)
 	if r.Kind != Module {
 		return d
 	}
-	set(d, "restarts", r.Restarts)
+	d.Set("restarts", r.Restarts)
 	if r.Unconfirmed {
-		set(d, "untold", true) // the broker has not acknowledged the module's last order yet
+		d.Set("untold", true) // the broker has not acknowledged the module's last order yet
 	}
 	if r.RestartAt != nil {
-		set(d, "restart_at", r.RestartAt)
+		d.Set("restart_at", r.RestartAt)
 	}
 	if r.Exit != nil {
 		d["exit"] = r.Exit
 	}
 	return d
-}
-
-// set sets a field to a value, which must have a JSON form.
-func set(d wire.ModuleData, name string, value any) {
-	raw, err := json.Marshal(value)
-	if err != nil {
-		panic(err)
-	}
-	d[name] = raw
 }
 
 // defaults adds the missing fields, with the values that public peers send.

@@ -3,7 +3,6 @@ package orchestrator
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -18,8 +17,9 @@ const maxSlots = channel.MaxModulesWide
 // maxInterval is the maximum of ka_interval_sec: a week, in seconds.
 const maxInterval = 7 * 24 * 60 * 60
 
-// register records a manager or runtime as alive, and answers.
-func (t *transition) register(id string, e wire.Envelope) error {
+// register records a manager or runtime as alive, and answers a registration. The namespace is that of a scene-scoped
+// runtime, which may register by a keepalive.
+func (t *transition) register(id string, e wire.Envelope, namespace string) error {
 	d, kind, err := peerData(id, e.Data)
 	if err != nil {
 		return err
@@ -39,18 +39,23 @@ func (t *transition) register(id string, e wire.Envelope) error {
 	if err != nil {
 		return err
 	}
-	r.Name, r.Parent, r.Later, r.Data = d.Text("name"), d.Text("parent"), e.Later(), maps.Clone(d)
+	r.Name, r.Parent, r.Data = d.Text("name"), d.Text("parent"), d.Without("children")
+	r.Dialect = Dialect{Later: e.Later(), Scene: namespace}
 	if r.Name == "" {
 		r.Name = id
 	}
 	_, promised := number(d, "ka_interval_sec")
 	r.Beats = r.Beats || promised || kind == Runtime && r.Parent == ""
-	set(r.Data, "ka_interval_sec", t.o.interval(r))
+	r.Data.Set("ka_interval_sec", t.o.interval(r))
 	if kind == Runtime {
 		defaults(r.Data, runtimeDefaults)
 	}
-	t.o.noteBeat(r.UUID, nil)
-	t.answer(r, e)
+	if e.Action == wire.ActionUpdate {
+		t.o.noteBeat(r.UUID, d)
+	} else {
+		t.o.noteBeat(r.UUID, nil)
+		t.answer(r, e)
+	}
 	if kind != Runtime {
 		return nil
 	}
@@ -60,8 +65,13 @@ func (t *transition) register(id string, e wire.Envelope) error {
 // answer confirms a registration.
 func (t *transition) answer(r *Record, e wire.Envelope) {
 	d := wire.ModuleData{"details": r.details().Bytes()}
-	set(d, "result", "ok")
-	t.publish(t.o.config.Topics.Reg(r.UUID), e.Answer(d.Bytes()))
+	d.Set("result", "ok")
+	if r.Scene == "" {
+		t.publish(t.o.config.Topics.Reg(r.UUID), e.Answer(d.Bytes()))
+		return
+	}
+	e.Action = wire.ActionCreate
+	t.publish(t.o.config.Topics.SceneRuntime(r.Scene, r.UUID), t.o.sign(e.Answer(d.Bytes())))
 }
 
 // restore handles the return of a runtime. It orders the deletion of the runtime's doomed modules, creates the killed
@@ -159,15 +169,16 @@ func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 		t.enter(m, Alive)
 	}
 	if r.Status == Alive {
-		return nil
+		return t.missing(r, d)
 	}
 	r = t.enter(r, Alive)
 	if r.Kind != Runtime {
 		return nil
 	}
+	named, ok := children(d)
 	for _, m := range t.modulesOf(id) {
-		if m.Status != Killed || !m.Lost {
-			continue
+		if m.Status != Killed || !m.Lost || r.Scene != "" && ok && !named[m.UUID] {
+			continue // the last: a scene-scoped runtime that need not register was started again
 		}
 		if _, err := t.move(m, revive); err != nil {
 			return err

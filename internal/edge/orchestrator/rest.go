@@ -66,8 +66,8 @@ func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFu
 			results = append(results, o.show(r)...)
 		}
 		answer := wire.ModuleData{"results": append(results, ']')}
-		set(answer, "count", len(found))
-		set(answer, "start", start)
+		answer.Set("count", len(found))
+		answer.Set("start", start)
 		reply(w, http.StatusOK, answer.Bytes())
 	}
 }
@@ -109,9 +109,9 @@ func (o *Orchestrator) show(r *Record) json.RawMessage {
 	for _, m := range o.state.where(Module, func(m *Record) bool { return m.Parent == r.UUID && m.Status != Dead }) {
 		children = append(children, m.view().Bytes())
 	}
-	set(d, "children", children)
+	d.Set("children", children)
 	if b := o.lastBeat(r.UUID); b.data != nil {
-		set(d, "last_keepalive", b.at)
+		d.Set("last_keepalive", b.at)
 		d["keepalive"] = b.data.Bytes()
 	}
 	return d.Bytes()
@@ -128,8 +128,8 @@ func (o *Orchestrator) health(w http.ResponseWriter, _ *http.Request) {
 
 func fail(w http.ResponseWriter, code int, why string) {
 	d := wire.ModuleData{}
-	set(d, "error", why)
-	set(d, "code", code)
+	d.Set("error", why)
+	d.Set("code", code)
 	reply(w, code, d.Bytes())
 }
 

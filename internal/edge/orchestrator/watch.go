@@ -190,9 +190,9 @@ func (o *Orchestrator) repeatOrder(ctx context.Context, m *Record) {
 	if r == nil {
 		return
 	}
-	e := request(action, m.message(action), r.Later)
+	topic, e := o.orderTo(m, r, action)
 	e.ObjectID = m.Order
-	o.publish(ctx, message{topic: o.config.Topics.ControlOf(r.UUID), id: e.ObjectID, payload: e.Bytes()})
+	o.publish(ctx, message{topic: topic, id: e.ObjectID, payload: e.Bytes()})
 }
 
 // settleOrders records orders as confirmed once the broker has acknowledged all messages. If the client has dropped

@@ -23,6 +23,18 @@ type Info struct {
 	Durable bool
 }
 
+// Meter is a Runtime that measures its modules.
+type Meter interface {
+	// Usage returns what the module at the given index uses. It reports false if it cannot be measured.
+	Usage(ctx context.Context, index int) (Usage, bool)
+}
+
+// Usage is what a module uses now.
+type Usage struct {
+	CPU    float64 // of one processor: 1 means all of it
+	Memory uint64  // bytes
+}
+
 // Runtime runs modules. Implementations: runtime/minimal, runtime/unitpods, the tests' fakes.
 //
 // One manager calls Start and Receive, which do not overlap; the other methods may be called concurrently. Errors have

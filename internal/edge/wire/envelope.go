@@ -34,6 +34,7 @@ type Envelope struct {
 	ObjectID string
 	Action   string // "" if it is missing, as in some responses
 	Type     string
+	From     string                     // uuid of the sender, in messages of scene-scoped peers; otherwise ""
 	Data     json.RawMessage            // verbatim; nil if it is missing
 	Extra    map[string]json.RawMessage // unknown fields, verbatim
 }
@@ -49,7 +50,7 @@ func ParseEnvelope(payload []byte) (Envelope, error) {
 	for _, f := range []struct {
 		name string
 		to   *string
-	}{{"object_id", &e.ObjectID}, {"action", &e.Action}, {"type", &e.Type}} {
+	}{{"object_id", &e.ObjectID}, {"action", &e.Action}, {"type", &e.Type}, {"from", &e.From}} {
 		raw, ok := fields[f.name]
 		if delete(fields, f.name); !ok || isNull(raw) {
 			continue
@@ -106,6 +107,9 @@ func (e Envelope) Bytes() []byte {
 		b = appendString(append(b, `,"action":`...), e.Action)
 	}
 	b = appendString(append(b, `,"type":`...), e.Type)
+	if e.From != "" {
+		b = appendString(append(b, `,"from":`...), e.From)
+	}
 	if e.Data != nil {
 		b = append(append(b, `,"data":`...), e.Data...)
 	}

@@ -76,10 +76,14 @@ func (d ModuleData) Name() string { return d.Text("name") }
 // Parent returns the uuid or the name of the runtime, or "" if the orchestrator chooses.
 func (d ModuleData) Parent() string { return d.Text("parent") }
 
-// File returns the path of the program on the node, from "file" or "filename".
+// File returns the path of the program on the node, from "file" or "filename". A relative "file" is below the directory
+// "location", which scene-scoped peers send.
 func (d ModuleData) File() string {
 	if f := d.Text("file"); f != "" {
-		return f
+		if path.IsAbs(f) {
+			return f
+		}
+		return path.Join(d.Text("location"), f)
 	}
 	return d.Text("filename")
 }

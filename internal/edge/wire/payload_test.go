@@ -224,6 +224,11 @@ func FuzzModuleData(f *testing.F) {
 			}
 		}
 		_ = [][]string{d.Args(), d.Env(), d.Dirs(), d.APIs()}
+		scene := d.FromScene(SceneTopic{Scene: DefaultScene}).WithStreams(Topics{Realm: "r"})
+		if err := scene.Validate(); valid && err != nil {
+			t.Fatalf("%s: %v", scene.Bytes(), err)
+		}
+		_ = scene.ToScene()
 		with, err := d.With("index", 1)
 		if err != nil {
 			t.Fatal(err)

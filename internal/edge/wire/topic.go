@@ -67,7 +67,8 @@ func (t Topics) Governs(topic string) bool {
 			return true
 		}
 	}
-	return false
+	_, scene := t.ParseScene(topic)
+	return scene
 }
 
 // Expand returns the topic of a module's channel: "$SL/rest" becomes "{realm}/rest/{module}"; other topics do not

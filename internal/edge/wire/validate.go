@@ -20,7 +20,7 @@ func (d ModuleData) Validate() error {
 	if err := ValidName("uuid", d.UUID()); err != nil {
 		return err
 	}
-	for _, name := range []string{"uuid", "name", "parent", "file", "filename", "filetype", "image", "fault_crash", "restart"} {
+	for _, name := range []string{"uuid", "name", "parent", "file", "filename", "filetype", "image", "location", "scene", "fault_crash", "restart"} {
 		var s string
 		if raw := d[name]; !isNull(raw) && json.Unmarshal(raw, &s) != nil {
 			return wrong(name, "a string")

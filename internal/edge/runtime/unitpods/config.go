@@ -35,6 +35,7 @@ type Node interface {
 	StopContainer(ctx context.Context, id string, grace time.Duration) error
 	Channels(ctx context.Context, id string) (conn net.Conn, group string, err error)
 	ReopenLog(ctx context.Context, id string) error
+	ContainerStats(ctx context.Context, id string) (*runtimeapi.ContainerStats, error)
 	Pods() []*node.Pod
 	Subscribe() *node.Subscription
 }

@@ -140,6 +140,7 @@ func TestCreateRefused(t *testing.T) {
 		"negative index":       {-1, nil, errdefs.IsResourceExhausted, "-1"},
 		"uuid in use":          {0, []string{`"uuid":"running"`}, errdefs.IsAlreadyExists, "index 3"},
 		"no uuid":              {0, []string{`"uuid":""`}, errdefs.IsInvalidArgument, "uuid"},
+		"file type":            {0, []string{`"filetype":"PY"`}, errdefs.IsInvalidArgument, `"PY"`},
 		"no file":              {0, []string{`"file":null`}, errdefs.IsInvalidArgument, "a file or an image"},
 		"file and image":       {0, []string{`"image":"a/b@sha256:x"`}, errdefs.IsInvalidArgument, "not both"},
 		"file is not there":    {0, []string{`"file":"` + r.modules + `/none.wasm"`}, errdefs.IsNotFound, "none.wasm"},

@@ -52,6 +52,11 @@ type plan struct {
 
 // plan makes the configurations of a module's pod and container, except the image.
 func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
+	switch kind := data.FileType(); kind {
+	case "", "WA", "WASM":
+	default:
+		return nil, fmt.Errorf("file type %q: the runtime %s runs WebAssembly, which is of type WA: %w", kind, r.Name, errdefs.ErrInvalidArgument)
+	}
 	uuid := data.UUID()
 	labels := map[string]string{annotationRuntime: r.UUID, annotationModule: uuid}
 	p := &plan{logDir: filepath.Join(r.LogDir, key(uuid))}

@@ -48,7 +48,10 @@ type outgoing struct {
 	taken func()
 }
 
-var _ runtime.Runtime = (*Runtime)(nil)
+var (
+	_ runtime.Runtime = (*Runtime)(nil)
+	_ runtime.Meter   = (*Runtime)(nil)
+)
 
 // New makes a runtime without starting it. It returns errdefs.ErrInvalidArgument for a bad configuration.
 func New(c Config) (*Runtime, error) {
@@ -126,6 +129,19 @@ func (r *Runtime) Group(index int) string {
 		return ""
 	}
 	return m.groupName()
+}
+
+// Usage implements runtime.Meter.
+func (r *Runtime) Usage(ctx context.Context, index int) (runtime.Usage, bool) {
+	m, err := r.at(index)
+	if err != nil {
+		return runtime.Usage{}, false
+	}
+	s, err := r.Node.ContainerStats(ctx, m.podID)
+	if err != nil {
+		return runtime.Usage{}, false
+	}
+	return runtime.Usage{CPU: float64(s.GetCpu().GetUsageNanoCores().GetValue()) / 1e9, Memory: s.GetMemory().GetWorkingSetBytes().GetValue()}, true
 }
 
 func (r *Runtime) closed() error {

@@ -1,0 +1,294 @@
+package orchestrator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// Dialect is how a peer, or the client that created a module, writes its messages. The zero value is the seed's dialect.
+type Dialect struct {
+	// Later is set if messages have the types of later peers, "req" and "resp".
+	Later bool `json:"later,omitempty"`
+	// Scene is set for scene-scoped peers (wire.SceneTopic): the namespace of a runtime, or the scene of a module whose
+	// client the orchestrator has to answer.
+	Scene string `json:"scene,omitempty"`
+}
+
+// scene handles a message on a topic of scene-scoped peers. These topics have messages for others, which it ignores.
+func (o *Orchestrator) scene(ctx context.Context, topic wire.SceneTopic, e wire.Envelope) error {
+	if e.From == o.uuid || o.own.has(e.ObjectID) && e.IsRequest() {
+		return errIgnored
+	}
+	d, err := parse(e.Data)
+	if err != nil {
+		return errors.Join(errIgnored, err)
+	}
+	act := func(decide func(*transition, wire.SceneTopic, wire.Envelope, wire.ModuleData) error) error {
+		return o.transact(ctx, func(t *transition) error { return decide(t, topic, e, d) })
+	}
+	switch {
+	case topic.Namespace != "" && e.IsRequest():
+		return act((*transition).sceneRuntime)
+	case topic.Namespace != "":
+		return errIgnored
+	case !topic.Control:
+		return act((*transition).sceneReport)
+	case e.IsRequest() && e.Action == wire.ActionCreate:
+		return act((*transition).sceneCreate)
+	case e.IsRequest() && e.Action == wire.ActionDelete:
+		return act((*transition).sceneDelete)
+	}
+	return errIgnored
+}
+
+// sceneRuntime handles the registration, the keepalive or the end of a runtime. A runtime need not register: its first
+// keepalive says the same. A runtime with a parent is not scene-scoped: its manager registers it.
+func (t *transition) sceneRuntime(topic wire.SceneTopic, e wire.Envelope, d wire.ModuleData) error {
+	r := t.get(key{Runtime, topic.UUID})
+	if d.Parent() != "" || d.Text("type") != string(Runtime) {
+		return errIgnored
+	}
+	switch e.Action {
+	case wire.ActionCreate:
+		return t.register(topic.UUID, e, topic.Namespace)
+	case wire.ActionUpdate:
+		if r == nil {
+			return t.register(topic.UUID, e, topic.Namespace)
+		}
+		return t.heartbeat(topic.UUID, e.Data)
+	case wire.ActionDelete:
+		if r == nil {
+			return errIgnored
+		}
+		return t.loseAll(r)
+	}
+	return errIgnored
+}
+
+// sceneCreate handles a client's request for a module. If the request names a runtime that hears it, the orchestrator only
+// records the module. If it names an unknown one, that is another orchestrator's.
+func (t *transition) sceneCreate(topic wire.SceneTopic, e wire.Envelope, d wire.ModuleData) error {
+	d = d.FromScene(topic)
+	e.Data = d.Bytes()
+	if parent := d.Parent(); parent != "" {
+		r, err := t.runtimeFor(parent)
+		if errdefs.IsNotFound(err) {
+			return errIgnored
+		}
+		if err == nil && r.hearsScenes() {
+			return t.adopt(r.UUID, e)
+		}
+	}
+	if err := t.create(e.Data, e.ObjectID, Dialect{Later: true, Scene: d.Scene()}); err != nil {
+		return err
+	}
+	m := t.get(key{Module, d.UUID()})
+	if t.answersClient(m) {
+		answer := wire.ModuleData{"details": m.details().Bytes()}
+		answer.Set("result", "ok")
+		t.publish(t.o.config.Topics.SceneModule(m.Scene, m.UUID), t.o.sign(e.Answer(answer.Bytes())))
+	}
+	return nil
+}
+
+// sceneDelete handles a client's request to delete a module. It ignores the modules of others.
+func (t *transition) sceneDelete(topic wire.SceneTopic, e wire.Envelope, d wire.ModuleData) error {
+	m := t.get(key{Module, d.UUID()})
+	if m == nil {
+		return errIgnored
+	}
+	m = t.edit(m)
+	m.Asked = e.ObjectID
+	if r := t.get(key{Runtime, m.Parent}); r != nil && r.Status == Alive && r.hearsScenes() && m.Status == Alive {
+		return t.removed(e.Data)
+	}
+	return t.remove(e.Data)
+}
+
+// sceneReport handles what a runtime says on a module's topic: the answers to a creation and a deletion, or a deletion of
+// its own, which means that the module has ended.
+func (t *transition) sceneReport(topic wire.SceneTopic, e wire.Envelope, d wire.ModuleData) error {
+	m := t.get(key{Module, topic.UUID})
+	if m == nil {
+		return errIgnored
+	}
+	r := t.get(key{Runtime, m.Parent})
+	if r == nil || e.From != r.UUID && (e.From != "" || e.IsRequest() && d.Parent() != r.UUID && d.Parent() != r.Name) {
+		return errIgnored
+	}
+	var answer struct {
+		Result  string          `json:"result"`
+		Details json.RawMessage `json:"details"`
+	}
+	if e.IsResponse() {
+		if err := json.Unmarshal(e.Data, &answer); err != nil {
+			return errors.Join(errIgnored, err)
+		}
+	}
+	switch {
+	case e.Action == wire.ActionDelete && e.IsRequest():
+	case e.Action == wire.ActionDelete && answer.Result == "ok":
+		if fields, err := parse(answer.Details); err == nil {
+			d = fields
+		}
+	case e.Action == wire.ActionCreate && answer.Result != "" && answer.Result != "ok":
+		if m.Status != Alive || e.ObjectID != m.Order {
+			return errIgnored // a refusal of somebody else's request
+		}
+		d = wire.ModuleData{}
+		d.Set("status", map[string]any{"code": codeNotCreated, "reason": reasonExited, "message": refusal(answer.Details)})
+	default:
+		return errIgnored
+	}
+	end := d.Without("name", "parent")
+	end.Set("type", Module)
+	end.Set("uuid", m.UUID)
+	return t.exited(r.UUID, end.Bytes())
+}
+
+// Exit codes of modules whose runtime reports none.
+const (
+	codeNotCreated = 125 // the runtime could not create it
+	codeKilled     = 137
+)
+
+// refusal returns the reason in the answer of a scene-scoped runtime: its "desc", or the whole details.
+func refusal(details json.RawMessage) string {
+	if d, err := wire.ParseObject(details); err == nil && wire.ModuleData(d).Text("desc") != "" {
+		return wire.ModuleData(d).Text("desc")
+	}
+	return string(details)
+}
+
+// hearsScenes reports whether the runtime receives the requests of scene-scoped clients itself: it is scene-scoped, or its
+// manager is one of ours.
+func (r *Record) hearsScenes() bool {
+	var hears bool
+	return r.Scene != "" || json.Unmarshal(r.Data["scenes"], &hears) == nil && hears
+}
+
+// answersClient reports whether the orchestrator has to answer the module's client on the module's topic. A scene-scoped
+// runtime does that itself.
+func (t *transition) answersClient(m *Record) bool {
+	if m.Scene == "" {
+		return false
+	}
+	r := t.get(key{Runtime, m.Parent})
+	return r == nil || r.Scene == ""
+}
+
+// notifyClient tells a scene-scoped client that its module has ended: by the answer to its request, or by a deletion.
+func (t *transition) notifyClient(m *Record) {
+	if !t.answersClient(m) {
+		return
+	}
+	d := m.message(wire.ActionDelete)
+	d.Set("name", m.Name)
+	d.Set("parent", m.Parent)
+	if fields, err := wire.ParseObject(m.Exit); err == nil && fields["status"] != nil {
+		d["status"] = fields["status"]
+	}
+	e := request(wire.ActionDelete, d, true)
+	if m.Asked != "" {
+		answer := wire.ModuleData{"details": d.Bytes()}
+		answer.Set("result", "ok")
+		e.ObjectID, e.Type, e.Data = m.Asked, wire.ResponseLater, answer.Bytes()
+	}
+	t.publish(t.o.config.Topics.SceneModule(m.Scene, m.UUID), t.o.sign(e))
+}
+
+// refuseScene answers a refused message of a scene-scoped peer: a request about a module on the module's topic, another
+// message on the runtime's.
+func (o *Orchestrator) refuseScene(ctx context.Context, topic wire.SceneTopic, e wire.Envelope, err error) {
+	if !e.IsRequest() {
+		return
+	}
+	o.deciding.Lock()
+	defer o.deciding.Unlock()
+	to := o.config.Topics.SceneRuntime(topic.Namespace, topic.UUID)
+	if topic.Scene != "" {
+		to = o.config.Topics.SceneModule(topic.Scene, topic.UUID)
+		if d, err := wire.ParseModuleData(e.Data); err == nil && wire.ValidName("uuid", d.UUID()) == nil {
+			to = o.config.Topics.SceneModule(d.FromScene(topic).Scene(), d.UUID())
+		}
+	}
+	answer := wire.ModuleData{"details": complaint(e.Data, err).Bytes()}
+	answer.Set("result", "error")
+	o.publish(ctx, message{topic: to, payload: o.sign(e.Answer(answer.Bytes())).Bytes()})
+}
+
+// sign sets the sender of a message to scene-scoped peers.
+func (o *Orchestrator) sign(e wire.Envelope) wire.Envelope {
+	e.From = o.uuid
+	return e
+}
+
+// orderTo returns an order about a module to its runtime, or the runtime's manager, and its topic.
+func (o *Orchestrator) orderTo(m, r *Record, action string) (topic string, e wire.Envelope) {
+	d := m.message(action)
+	if r.Scene == "" {
+		return o.config.Topics.ControlOf(r.UUID), request(action, d, r.Later)
+	}
+	if action == wire.ActionCreate {
+		d = d.ToScene()
+	} else {
+		d.Set("name", m.Name)
+	}
+	d.Set("parent", r.UUID)
+	return o.config.Topics.SceneControl(m.sceneOf(), r.UUID, m.UUID), o.sign(request(action, d, true))
+}
+
+// sceneOf returns the scene of a module on a scene-scoped runtime.
+func (r *Record) sceneOf() string {
+	if scene := r.Data.Scene(); scene != "" {
+		return scene
+	}
+	return wire.DefaultScene
+}
+
+// children returns the uuids of the modules that a keepalive names. It reports false for a list in other words than those of
+// scene-scoped peers.
+func children(d wire.ModuleData) (uuids map[string]bool, ok bool) {
+	var list []*struct {
+		UUID string `json:"uuid"`
+	}
+	if json.Unmarshal(d["children"], &list) != nil || list == nil {
+		return nil, false
+	}
+	uuids = map[string]bool{}
+	for _, child := range list {
+		if child != nil {
+			uuids[child.UUID] = true
+		}
+	}
+	return uuids, true
+}
+
+// missing ends the modules of a scene-scoped runtime that its keepalive does not name, except those with a recent order.
+// Such a runtime reports ends with QoS 0, so that a report can be lost.
+func (t *transition) missing(r *Record, d wire.ModuleData) error {
+	named, ok := children(d)
+	if r.Scene == "" || !ok {
+		return nil
+	}
+	recent := t.now.Add(-2 * time.Duration(t.o.interval(r)) * time.Second)
+	for _, m := range t.modulesOf(r.UUID) {
+		if named[m.UUID] || m.Status != Alive && m.Status != Exiting || m.Since.After(recent) {
+			continue
+		}
+		end := wire.ModuleData{}
+		end.Set("type", Module)
+		end.Set("uuid", m.UUID)
+		end.Set("status", map[string]any{"code": codeKilled, "reason": "killed", "message": "its runtime no longer names it"})
+		if err := t.exited(r.UUID, end.Bytes()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
