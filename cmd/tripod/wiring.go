@@ -193,6 +193,7 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	}
 	if p.wasm != nil {
 		front.Compilation = p.wasm.Compilation
+		front.ImportModule = wasm.Images{Store: images}.ImportModule
 	}
 	p.server = cri.New(front)
 	if len(c.Delegates) == 0 {

@@ -27,7 +27,8 @@ type edgeModule struct {
 	channels, env, dirs []string
 	restart             string
 	apis                []string
-	detach              bool
+	detach, upload      bool
+	image               string // made from the file by --upload
 }
 
 func (a *App) edgeRun(o *edgeOptions) *cobra.Command {
@@ -42,9 +43,13 @@ FILE is a path on the module's node, below one of that node's edge.module_roots;
 begin with / is relative to the current directory. An argument that neither is a file here nor looks like a path is an image:
 an OCI reference with a digest.
 
+With --upload, FILE is any file of this machine. Run imports it through the socket of the node on this machine, as an image,
+and creates the module on that node. With several runtimes of the type tripod/wasm, --runtime says which is that node's.
+
 A channel is NAME=TOPIC[:MODE[:QOS]]: the module opens it as the file /ch/NAME. The names stdin, stdout and stderr connect its
 standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with $SL/ belongs to the module alone.`,
-		Example: `  tripod edge run /var/lib/tripod-modules/upper.wasm --channel in=app/in:r --channel out=app/out:w:1
+		Example: `  tripod edge run --upload ticker.wasm --channel out=app/tick:w
+  tripod edge run /var/lib/tripod-modules/upper.wasm --channel in=app/in:r --channel out=app/out:w:1
   tripod edge run --runtime wasm --restart always registry.example/relay@sha256:... -- -v`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -52,6 +57,11 @@ standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with
 				return fmt.Errorf("needs one file or image and, after --, its arguments: %w", errdefs.ErrInvalidArgument)
 			}
 			data, err := m.data(args)
+			if err == nil && m.upload { // only after the flags have been found valid
+				if m.image, m.runtime, err = a.uploadModule(c.Context(), o, args[0], m.runtime); err == nil {
+					data, err = m.data(args)
+				}
+			}
 			if err != nil {
 				return err
 			}
@@ -67,6 +77,8 @@ standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with
 	f.StringArrayVar(&m.dirs, "dir", nil, "directory of the node to share with the module, below one of the node's edge.dir_roots")
 	f.StringVar(&m.restart, "restart", wire.RestartNever, "restart the module when it ends: always, on-failure or never")
 	f.StringSliceVar(&m.apis, "api", nil, "API that the runtime must offer, if the orchestrator chooses it")
+	f.BoolVar(&m.upload, "upload", false, "FILE is a file of this machine: import it as an image of this machine's node, and run the module there")
+	a.endpointFlag(c)
 	f.BoolVarP(&m.detach, "detach", "d", false, "do not wait until it runs")
 	_ = c.RegisterFlagCompletionFunc("runtime", a.completeEdge(o, "runtimes"))
 	_ = c.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{wire.RestartAlways, wire.RestartOnFailure, wire.RestartNever}, cobra.ShellCompDirectiveNoFileComp))
@@ -79,7 +91,9 @@ func (m edgeModule) data(args []string) (wire.ModuleData, error) {
 	fields := map[string]any{
 		"type": "module", "uuid": cmp.Or(m.uuid, uuid.NewString()), "name": name, "restart": m.restart, "args": append([]string{name}, args[1:]...),
 	}
-	if isModuleFile(args[0]) {
+	if m.image != "" {
+		fields["image"] = m.image
+	} else if isModuleFile(args[0]) {
 		absolute, err := filepath.Abs(args[0])
 		if err != nil {
 			return nil, err
