@@ -376,7 +376,7 @@ func (w *moduleWatch) handleError(payload []byte) (bool, error) {
 	if e.ObjectID != w.object && about.ObjectID != w.object && about.UUID != w.module {
 		return false, nil
 	}
-	return true, fmt.Errorf("refused: %s", data.Desc)
+	return true, fmt.Errorf("refused: %s%s", data.Desc, w.hint(data.Desc))
 }
 
 // exitError returns an error for a module that has ended, unless it has ended successfully.
@@ -393,10 +393,16 @@ func (w *moduleWatch) exitError(status json.RawMessage) error {
 		return nil // a public peer reports every exit like this
 	}
 	text = exitText(status)
-	if w.file != "" && strings.Contains(text, w.file) { // the user may have meant a file of this machine
-		return fmt.Errorf("module %s has ended: %s; FILE is a path on the module's node, below one of its edge.module_roots: copy the file there, or send it from here with --upload", w.module, text)
+	return fmt.Errorf("module %s has ended: %s%s", w.module, text, w.hint(text))
+}
+
+// hint says whose path the module's file is, if a failure is about the file: the user may have meant a file of this
+// machine.
+func (w *moduleWatch) hint(failure string) string {
+	if w.file == "" || !strings.Contains(failure, w.file) {
+		return ""
 	}
-	return fmt.Errorf("module %s has ended: %s", w.module, text)
+	return "; FILE is a path on the module's node, below one of its edge.module_roots: copy the file there, or send it from here with --upload"
 }
 
 // timeoutError returns the error for a module that does not run in time. The record is valid only if known is set.
