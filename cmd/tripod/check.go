@@ -1,11 +1,16 @@
 package main
 
 import (
+	"context"
+	"slices"
+
 	"github.com/spf13/cobra"
 
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/cli/check"
+	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/edge"
+	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
@@ -37,13 +42,7 @@ func checkCommand(app *cli.App) *cobra.Command {
 				return err
 			}
 			findings := check.System(cfg, checkForwarding(cfg)).Findings(c.Context())
-			findings = append(findings, linux.Doctor(c.Context(), linuxConfig(cfg))...)
-			if cfg.Backends.Wasm { // everything else works without tripod-wasm
-				findings = append(findings, wasm.Doctor(c.Context(), wasmConfig(cfg))...)
-			}
-			if cfg.Backends.VM {
-				findings = append(findings, vm.Check(c.Context(), vmConfig(cfg))...)
-			}
+			findings = append(findings, checkBackends(c.Context(), cfg)...)
 			findings = append(findings, edge.Check(c.Context(), cfg)...)
 			findings = append(findings, checkDaemon(c.Context(), cfg)...)
 			if images {
@@ -61,4 +60,21 @@ func checkCommand(app *cli.App) *cobra.Command {
 	c.Flags().BoolVar(&images, "images", false, "have the daemon read all images and check their digests, as `tripod images verify` does")
 	app.OutputFlag(c)
 	return c
+}
+
+// checkBackends checks what the enabled backends need. The one for OCI containers may be missing if components can run.
+func checkBackends(ctx context.Context, cfg *config.Config) (findings []health.Finding) {
+	var components []health.Finding
+	if cfg.Backends.Wasm { // everything else works without tripod-wasm
+		components = wasm.Doctor(ctx, wasmConfig(cfg))
+	}
+	if cfg.Backends.Linux {
+		run := slices.ContainsFunc(components, func(f health.Finding) bool { return f.Subject == wasm.ProgramName && f.OK })
+		findings = linux.Doctor(ctx, linuxConfig(cfg), run)
+	}
+	findings = append(findings, components...)
+	if cfg.Backends.VM {
+		findings = append(findings, vm.Check(ctx, vmConfig(cfg))...)
+	}
+	return findings
 }

@@ -72,10 +72,14 @@ func checkDaemon(ctx context.Context, c *config.Config) []health.Finding {
 		findings = append(findings, health.Finding{Subject: "node plugins", OK: true, Detail: "connected by NRI: " + strings.Join(info.NodePlugins, ", ")})
 	}
 	for _, c := range resp.GetStatus().GetConditions() {
+		remedy := fmt.Sprintf("fix the reported problem; the daemon notices without a restart (%s)", c.GetReason())
+		if c.GetReason() == health.NotInstalled {
+			remedy = "fix the reported problem and restart the daemon"
+		}
 		if !c.GetStatus() {
 			findings = append(findings, health.Finding{
 				Subject: c.GetType(), Required: c.GetType() == runtimeapi.RuntimeReady || c.GetType() == runtimeapi.NetworkReady,
-				Detail: c.GetMessage(), Remedy: fmt.Sprintf("fix the reported problem; the daemon notices without a restart (%s)", c.GetReason()),
+				Detail: c.GetMessage(), Remedy: remedy,
 			})
 		}
 	}

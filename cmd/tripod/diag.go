@@ -26,7 +26,6 @@ import (
 	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/node/store"
-	"github.com/tripod-run/tripod/internal/sandbox/linux"
 )
 
 func diagCommand() *cobra.Command {
@@ -131,7 +130,7 @@ func diagConfig(_ context.Context, c *config.Config, out io.Writer) error {
 
 func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 	findings := check.System(c, checkForwarding(c)).Findings(ctx)
-	findings = append(append(findings, linux.Doctor(ctx, linuxConfig(c))...), checkDaemon(ctx, c)...)
+	findings = append(append(findings, checkBackends(ctx, c)...), checkDaemon(ctx, c)...)
 	return check.Print(out, findings)
 }
 

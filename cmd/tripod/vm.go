@@ -34,6 +34,7 @@ func (p *parts) openVM(ctx context.Context, c *config.Config, images *image.Stor
 	b, err := vm.Open(ctx, vmConfig(c), vm.Services{Images: images, Logger: log})
 	if errdefs.IsNotFound(err) && c.VM.Emulator == "" {
 		log.Warn("no handler \"vm\"", "reason", err)
+		p.missing["vm"] = err
 		return nil, nil
 	}
 	if err != nil {

@@ -54,6 +54,8 @@ type parts struct {
 	plugins *nri.Plugins
 	network *network.Manager
 	health  *health.Board
+	// missing are the handlers that the node knows but does not offer, with the reasons.
+	missing map[string]error
 	closers []func() error // in order of opening
 	// connections limits the connections to addresses that users other than root can reach.
 	connections *connlimit.Group
@@ -65,6 +67,7 @@ type parts struct {
 func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *parts, err error) {
 	p := &parts{
 		health:      health.NewBoard(log.With("part", "health")),
+		missing:     map[string]error{},
 		connections: connlimit.NewGroup(log.With("part", "connections")),
 	}
 	defer func() {
@@ -109,7 +112,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		return nil, err
 	}
 	if err := p.openNode(ctx, c, node.Config{
-		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Aliases: aliases(c, backends), ComponentHandler: p.componentHandler(), Routes: vmRoutes(c), Network: networks, Images: images,
+		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Missing: p.missing, Aliases: aliases(c, backends), ComponentHandler: p.componentHandler(), Routes: vmRoutes(c), Network: networks, Images: images,
 		ComponentPrefix: c.Node.ComponentLabelPrefix, OperationTimeout: time.Duration(c.Node.OperationTimeout),
 		StatsInterval: time.Duration(c.Node.StatsInterval),
 		UserRange:     sandbox.IDRange{First: c.Userns.Range.First, Length: c.Userns.Range.Count},
@@ -193,6 +196,7 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	}
 	if p.wasm != nil {
 		front.Compilation = p.wasm.Compilation
+		front.ImportModule = wasm.Images{Store: images}.ImportModule
 	}
 	p.server = cri.New(front)
 	if len(c.Delegates) == 0 {
@@ -307,6 +311,7 @@ func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.St
 	})
 	if errdefs.IsNotFound(err) {
 		log.Warn("no handler \"wasm\"", "reason", err)
+		p.missing["wasm"] = err
 		return nil, nil
 	}
 	if err != nil {
@@ -342,12 +347,13 @@ func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logg
 func (p *parts) openBackends(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (map[string]sandbox.Backend, error) {
 	backends := map[string]sandbox.Backend{}
 	if c.Backends.Linux {
-		l, err := linux.Open(ctx, linuxConfig(c), linux.Services{Images: images, Logger: log.With("part", "linux")})
+		l, err := p.openLinux(ctx, c, images, log)
 		if err != nil {
-			return nil, fmt.Errorf("%w (see `tripod check`)", err)
+			return nil, err
 		}
-		p.opened(l.Close)
-		p.linux, backends["linux"] = l, l
+		if l != nil {
+			backends["linux"] = l
+		}
 	}
 	if c.Backends.Wasm {
 		w, err := p.openWasm(ctx, c, images, networks, log)
@@ -372,10 +378,49 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 			return nil, err
 		}
 	}
-	if backends[c.Node.DefaultHandler] == nil {
-		return nil, fmt.Errorf("node.default_handler: no enabled backend serves the handler %q", c.Node.DefaultHandler)
+	return backends, p.checkHandlers(c, backends)
+}
+
+// openLinux opens the backend for OCI containers. It returns nil if no OCI runtime is installed and the configuration names
+// none: the node then serves its other handlers.
+func (p *parts) openLinux(ctx context.Context, c *config.Config, images *image.Store, log *slog.Logger) (*linux.Backend, error) {
+	l, err := linux.Open(ctx, linuxConfig(c), linux.Services{Images: images, Logger: log.With("part", "linux")})
+	if errdefs.IsNotFound(err) {
+		p.missing["linux"] = err
+		p.health.Report("linux containers", health.HandlersReady, health.NotInstalled, fmt.Errorf("not available: %w; install it and restart the daemon, or set backends.linux to false", err))
+		return nil, nil
 	}
-	return backends, nil
+	if err != nil {
+		return nil, fmt.Errorf("%w (see `tripod check`)", err)
+	}
+	p.opened(l.Close)
+	p.linux = l
+	return l, nil
+}
+
+// checkHandlers completes the reasons for missing handlers, and refuses a configuration whose default handler is missing.
+// The default of node.default_handler may be missing on a node that has another handler, because nobody has chosen it.
+func (p *parts) checkHandlers(c *config.Config, backends map[string]sandbox.Backend) error {
+	for handler, enabled := range map[string]bool{"linux": c.Backends.Linux, "wasm": c.Backends.Wasm, "vm": c.Backends.VM} {
+		if !enabled {
+			p.missing[handler] = fmt.Errorf("backends.%s is off", handler)
+		}
+	}
+	why := p.missing[c.Node.DefaultHandler]
+	for alias, handler := range c.Node.HandlerAliases {
+		if err := p.missing[handler]; err != nil {
+			p.missing[alias] = err
+		}
+	}
+	switch {
+	case backends[c.Node.DefaultHandler] != nil:
+		return nil
+	case len(backends) == 0 && why != nil:
+		return fmt.Errorf("no handler is available: %w (see `tripod check`)", why)
+	case len(backends) > 0 && why != nil && c.Node.DefaultHandler == config.Default().Node.DefaultHandler:
+		return nil
+	}
+	return fmt.Errorf("node.default_handler: no enabled backend serves the handler %q", c.Node.DefaultHandler)
 }
 
 // componentHandler returns the handler that runs components in pods of Linux containers; empty without the handler "wasm".

@@ -27,7 +27,8 @@ type edgeModule struct {
 	channels, env, dirs []string
 	restart             string
 	apis                []string
-	detach              bool
+	detach, upload      bool
+	image               string // made from the file by --upload
 }
 
 func (a *App) edgeRun(o *edgeOptions) *cobra.Command {
@@ -35,14 +36,20 @@ func (a *App) edgeRun(o *edgeOptions) *cobra.Command {
 	c := &cobra.Command{
 		Use: "run FILE|IMAGE [-- ARGUMENT...]", Short: "Create a module from a file on the node or an image, and wait until it runs",
 		Long: `Run asks the orchestrator to create a module and waits until the module runs (or has ended successfully). If it does not
-run, the error says why. Run prints the module's uuid.
+run, the error says why. Run prints the module's uuid. While no runtime is registered with the orchestrator, for example when
+it has just started, run waits for one. --timeout limits each of these waits.
 
-FILE is a path on the node, below one of its edge.module_roots. A path that does not begin with / is relative to the current
-directory. An argument that neither is a file here nor looks like a path is an image: an OCI reference with a digest.
+FILE is a path on the module's node, below one of that node's edge.module_roots; the file is not sent. A path that does not
+begin with / is relative to the current directory. An argument that neither is a file here nor looks like a path is an image:
+an OCI reference with a digest.
+
+With --upload, FILE is any file of this machine. Run imports it through the socket of the node on this machine, as an image,
+and creates the module on that node. With several runtimes of the type tripod/wasm, --runtime says which is that node's.
 
 A channel is NAME=TOPIC[:MODE[:QOS]]: the module opens it as the file /ch/NAME. The names stdin, stdout and stderr connect its
 standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with $SL/ belongs to the module alone.`,
-		Example: `  tripod edge run /var/lib/tripod-modules/upper.wasm --channel in=app/in:r --channel out=app/out:w:1
+		Example: `  tripod edge run --upload ticker.wasm --channel out=app/tick:w
+  tripod edge run /var/lib/tripod-modules/upper.wasm --channel in=app/in:r --channel out=app/out:w:1
   tripod edge run --runtime wasm --restart always registry.example/relay@sha256:... -- -v`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -50,6 +57,11 @@ standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with
 				return fmt.Errorf("needs one file or image and, after --, its arguments: %w", errdefs.ErrInvalidArgument)
 			}
 			data, err := m.data(args)
+			if err == nil && m.upload { // only after the flags have been found valid
+				if m.image, m.runtime, err = a.uploadModule(c.Context(), o, args[0], m.runtime); err == nil {
+					data, err = m.data(args)
+				}
+			}
 			if err != nil {
 				return err
 			}
@@ -65,6 +77,8 @@ standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with
 	f.StringArrayVar(&m.dirs, "dir", nil, "directory of the node to share with the module, below one of the node's edge.dir_roots")
 	f.StringVar(&m.restart, "restart", wire.RestartNever, "restart the module when it ends: always, on-failure or never")
 	f.StringSliceVar(&m.apis, "api", nil, "API that the runtime must offer, if the orchestrator chooses it")
+	f.BoolVar(&m.upload, "upload", false, "FILE is a file of this machine: import it as an image of this machine's node, and run the module there")
+	a.endpointFlag(c)
 	f.BoolVarP(&m.detach, "detach", "d", false, "do not wait until it runs")
 	_ = c.RegisterFlagCompletionFunc("runtime", a.completeEdge(o, "runtimes"))
 	_ = c.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{wire.RestartAlways, wire.RestartOnFailure, wire.RestartNever}, cobra.ShellCompDirectiveNoFileComp))
@@ -77,7 +91,9 @@ func (m edgeModule) data(args []string) (wire.ModuleData, error) {
 	fields := map[string]any{
 		"type": "module", "uuid": cmp.Or(m.uuid, uuid.NewString()), "name": name, "restart": m.restart, "args": append([]string{name}, args[1:]...),
 	}
-	if isModuleFile(args[0]) {
+	if m.image != "" {
+		fields["image"] = m.image
+	} else if isModuleFile(args[0]) {
 		absolute, err := filepath.Abs(args[0])
 		if err != nil {
 			return nil, err
@@ -192,6 +208,9 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 		return err
 	}
 	defer client.close()
+	if err := a.awaitRuntime(ctx, o, data.Parent()); err != nil {
+		return err
+	}
 	topics := o.topics()
 	if err := client.subscribe(ctx, 2, topics.Errors(), topics.ControlOf("+"), topics.Reported("+")); err != nil {
 		return err
@@ -201,7 +220,9 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 		return err
 	}
 	if !detach {
-		if err := o.awaitModule(ctx, client, newModuleWatch(topics, object, data.UUID())); err != nil {
+		watch := newModuleWatch(topics, object, data.UUID())
+		watch.file = data.File()
+		if err := o.awaitModule(ctx, client, watch); err != nil {
 			return err
 		}
 	}
@@ -209,6 +230,57 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 		_, err := fmt.Fprintln(a.Stdout, data.UUID())
 		return err
 	})
+}
+
+// awaitRuntime waits until the runtime with the given uuid or name is alive, or any runtime if wanted is empty: an
+// orchestrator that has just started refuses modules until runtimes have registered with it. If the orchestrator's REST
+// interface does not answer, awaitRuntime returns at once, because the broker is enough to create a module.
+func (a *App) awaitRuntime(ctx context.Context, o *edgeOptions, wanted string) error {
+	waiting, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	tick := time.NewTicker(statePoll)
+	defer tick.Stop()
+	announced := ""
+	for {
+		runtimes, err := o.list(waiting, "runtimes")
+		missing := missingRuntime(runtimes, wanted)
+		if waiting.Err() == nil && (err != nil || missing == "") {
+			return nil
+		}
+		if missing != announced && waiting.Err() == nil {
+			fmt.Fprintf(a.Stderr, "tripod edge run: waiting up to %s for %s to register with the orchestrator\n", o.timeout, missing)
+			announced = missing
+		}
+		select {
+		case <-tick.C:
+		case <-waiting.Done():
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return fmt.Errorf("%s has not registered with the orchestrator within %s: does the node's daemon run, with [edge] enabled and with this broker and realm? %w",
+				cmp.Or(announced, "a runtime"), o.timeout, errdefs.ErrUnavailable)
+		}
+	}
+}
+
+// missingRuntime describes the runtime that a module has to wait for; "" if the orchestrator can decide now. A wanted
+// runtime that has never registered is waited for only while no other is alive. Otherwise the name is probably wrong.
+func missingRuntime(runtimes []edgeRecord, wanted string) string {
+	known, alive := false, false
+	for _, r := range runtimes {
+		is := wanted == "" || r.UUID == wanted || r.Name == wanted
+		if is && r.Status == "A" {
+			return ""
+		}
+		known, alive = known || is, alive || r.Status == "A"
+	}
+	switch {
+	case wanted == "":
+		return "a runtime"
+	case alive && !known:
+		return ""
+	}
+	return fmt.Sprintf("the runtime %q", wanted)
 }
 
 // statePoll is the interval between two requests to the orchestrator about a module. These requests are necessary
@@ -252,6 +324,7 @@ func (o *edgeOptions) awaitModule(ctx context.Context, client *edgeClient, w *mo
 type moduleWatch struct {
 	topics         wire.Topics
 	object, module string
+	file           string          // the module's path on its node, or ""
 	reporting      map[string]bool // runtimes whose manager reports
 }
 
@@ -303,7 +376,7 @@ func (w *moduleWatch) handleError(payload []byte) (bool, error) {
 	if e.ObjectID != w.object && about.ObjectID != w.object && about.UUID != w.module {
 		return false, nil
 	}
-	return true, fmt.Errorf("refused: %s", data.Desc)
+	return true, fmt.Errorf("refused: %s%s", data.Desc, w.hint(data.Desc))
 }
 
 // exitError returns an error for a module that has ended, unless it has ended successfully.
@@ -319,7 +392,17 @@ func (w *moduleWatch) exitError(status json.RawMessage) error {
 	if json.Unmarshal(status, &text) == nil && text == "exited" {
 		return nil // a public peer reports every exit like this
 	}
-	return fmt.Errorf("module %s has ended: %s", w.module, exitText(status))
+	text = exitText(status)
+	return fmt.Errorf("module %s has ended: %s%s", w.module, text, w.hint(text))
+}
+
+// hint says whose path the module's file is, if a failure is about the file: the user may have meant a file of this
+// machine.
+func (w *moduleWatch) hint(failure string) string {
+	if w.file == "" || !strings.Contains(failure, w.file) {
+		return ""
+	}
+	return "; FILE is a path on the module's node, below one of its edge.module_roots: copy the file there, or send it from here with --upload"
 }
 
 // timeoutError returns the error for a module that does not run in time. The record is valid only if known is set.

@@ -15,7 +15,7 @@ import (
 
 func (a *App) edgeStop(o *edgeOptions) *cobra.Command {
 	return &cobra.Command{
-		Use: "stop MODULE...", Short: "Delete modules and wait until they have ended", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
+		Use: "stop MODULE...", Short: "Delete modules and wait until they have ended", Long: "Delete modules and wait until they have ended. A module that has already ended is no error.", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx := c.Context()
 			client, err := o.connect(ctx)
@@ -26,16 +26,19 @@ func (a *App) edgeStop(o *edgeOptions) *cobra.Command {
 			if err := client.subscribe(ctx, 2, o.topics().Errors(), o.topics().ControlOf("+")); err != nil {
 				return err
 			}
-			return a.each(args, func(arg string) (string, error) {
-				r, err := o.find(ctx, "modules", arg)
-				if err == nil && r.Status == "D" {
-					err = fmt.Errorf("module %s is already dead: %w", r.UUID, errdefs.ErrFailedPrecondition)
-				}
-				if err != nil {
+			var record *edgeRecord
+			return a.each(args, func(arg string) (id string, err error) {
+				if record, err = o.find(ctx, "modules", arg); err != nil {
 					return "", err
 				}
-				return r.UUID, nil
-			}, func(module string) error { return o.stopModule(ctx, client, module) })
+				return record.UUID, nil
+			}, func(module string) error {
+				if record.Status == "D" {
+					fmt.Fprintf(a.Stderr, "tripod edge stop: module %s is already stopped\n", module)
+					return nil
+				}
+				return o.stopModule(ctx, client, module)
+			})
 		},
 	}
 }

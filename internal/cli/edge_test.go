@@ -83,7 +83,11 @@ func TestModuleData(t *testing.T) {
 
 func TestModuleWatch(t *testing.T) {
 	topics := wire.Topics{Realm: "realm"}
-	watch := func() *moduleWatch { return newModuleWatch(topics, "object", "module") }
+	watch := func() *moduleWatch {
+		w := newModuleWatch(topics, "object", "module")
+		w.file = "/home/x.wasm"
+		return w
+	}
 	exited := func(status string) mqtt.Message {
 		return mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"object_id":"x","action":"exited","type":"arts_req","data":{"type":"module","uuid":"module","status":` + status + `}}`)}
 	}
@@ -92,18 +96,19 @@ func TestModuleWatch(t *testing.T) {
 		done    bool
 		want    string // in the error
 	}{
-		"it runs":           {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"other","state":"running"},{"uuid":"module","state":"running"}]}`)}, true, ""},
-		"it is pending":     {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"module","state":"pending"}]}`)}, false, ""},
-		"no report":         {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte("x")}, false, ""},
-		"done already":      {exited(`{"code":0,"reason":"exited"}`), true, ""},
-		"a public exit":     {exited(`"exited"`), true, ""},
-		"failed":            {exited(`{"code":125,"reason":"exited","message":"no such file"}`), true, "exited, code 125, no such file"},
-		"of another":        {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"action":"exited","type":"arts_req","data":{"uuid":"other"}}`)}, false, ""},
-		"the create itself": {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"action":"create","type":"arts_req","data":{"uuid":"module"}}`)}, false, ""},
-		"junk":              {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{`)}, false, ""},
-		"refused":           {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"unknown parent","data":{"uuid":"module"}}}`)}, true, "unknown parent"},
-		"refused by object": {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"object","action":"error","type":"arts_resp","data":{"desc":"bad"}}`)}, true, "bad"},
-		"another's refusal": {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"bad","data":{"uuid":"other"}}}`)}, false, ""},
+		"it runs":             {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"other","state":"running"},{"uuid":"module","state":"running"}]}`)}, true, ""},
+		"it is pending":       {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"module","state":"pending"}]}`)}, false, ""},
+		"no report":           {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte("x")}, false, ""},
+		"done already":        {exited(`{"code":0,"reason":"exited"}`), true, ""},
+		"a public exit":       {exited(`"exited"`), true, ""},
+		"failed":              {exited(`{"code":125,"reason":"exited","message":"no such file"}`), true, "exited, code 125, no such file"},
+		"its file is missing": {exited(`{"code":125,"reason":"exited","message":"file: /home/x.wasm: no such file"}`), true, "a path on the module's node, below one of its edge.module_roots"},
+		"of another":          {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"action":"exited","type":"arts_req","data":{"uuid":"other"}}`)}, false, ""},
+		"the create itself":   {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"action":"create","type":"arts_req","data":{"uuid":"module"}}`)}, false, ""},
+		"junk":                {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{`)}, false, ""},
+		"refused":             {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"unknown parent","data":{"uuid":"module"}}}`)}, true, "unknown parent"},
+		"refused by object":   {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"object","action":"error","type":"arts_resp","data":{"desc":"bad"}}`)}, true, "bad"},
+		"another's refusal":   {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"bad","data":{"uuid":"other"}}}`)}, false, ""},
 	} {
 		done, err := watch().handle(test.message)
 		if done != test.done || (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {

@@ -251,6 +251,13 @@ func TestC1_UnknownHandler(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "image.runtime_handler", "nope")
 }
 
+// A handler whose backend is missing on this node is no mistake of the caller.
+func TestC1_MissingHandler(t *testing.T) {
+	d := open(t)
+	_, err := d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: podConfig("p"), RuntimeHandler: "gone"})
+	wantCode(t, err, codes.FailedPrecondition, "runtime_handler", `no runtime handler "gone" on this node`, "it is not installed")
+}
+
 // An unknown field or enum value of a later API version is not mistaken for something else.
 func TestC1_UnknownContainerOption(t *testing.T) {
 	d := open(t)

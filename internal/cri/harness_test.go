@@ -3,6 +3,7 @@ package cri
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -81,6 +82,7 @@ func (d *door) newServer(t testing.TB) *Server {
 	}
 	d.node, err = node.Open(t.Context(), node.Config{
 		Store: record, Backends: backends, DefaultHandler: "linux", Aliases: map[string]string{"runc": "linux", "kata": "unit"}, Network: d.network, Images: d.images,
+		Missing: map[string]error{"gone": errors.New("it is not installed")},
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, d.node.Close()) })

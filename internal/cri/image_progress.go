@@ -28,25 +28,30 @@ const (
 	ProgressImageRef = "image_ref"
 )
 
-// progressService describes the service of PullWithProgressMethod.
-var progressService = grpc.ServiceDesc{
+// imagesService describes the service of PullWithProgressMethod and ImportModuleMethod.
+var imagesService = grpc.ServiceDesc{
 	ServiceName: "tripod.image.v1.Images",
-	HandlerType: (*progressServer)(nil),
-	Streams: []grpc.StreamDesc{{
-		StreamName: "PullWithProgress", ServerStreams: true,
-		Handler: func(srv any, stream grpc.ServerStream) error {
-			s, ok := srv.(progressServer)
-			if !ok {
-				return status.Error(codes.Unimplemented, "unknown service")
-			}
-			return s.pullWithProgress(stream)
-		},
-	}},
+	HandlerType: (*imagesServer)(nil),
+	Streams: []grpc.StreamDesc{
+		{StreamName: "PullWithProgress", ServerStreams: true, Handler: imagesHandler(imagesServer.pullWithProgress)},
+		{StreamName: "ImportModule", ClientStreams: true, Handler: imagesHandler(imagesServer.importModule)},
+	},
 }
 
-// progressServer is implemented by Server.
-type progressServer interface {
+// imagesServer is implemented by Server.
+type imagesServer interface {
 	pullWithProgress(stream grpc.ServerStream) error
+	importModule(stream grpc.ServerStream) error
+}
+
+func imagesHandler(call func(imagesServer, grpc.ServerStream) error) grpc.StreamHandler {
+	return func(srv any, stream grpc.ServerStream) error {
+		s, ok := srv.(imagesServer)
+		if !ok {
+			return status.Error(codes.Unimplemented, "unknown service")
+		}
+		return call(s, stream)
+	}
 }
 
 // pullWithProgress pulls an image and sends its progress.

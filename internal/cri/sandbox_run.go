@@ -2,6 +2,7 @@ package cri
 
 import (
 	"context"
+	"fmt"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -33,6 +34,9 @@ func (s *Server) checkHandler(field, name string) error {
 			return nil
 		}
 		names[i] = h.Name
+	}
+	if err := s.node.CheckMissing(name); err != nil {
+		return fmt.Errorf("%s: %w", field, err)
 	}
 	return invalid(field, "no runtime for handler %q is configured, only for %q; node.handler_aliases in the configuration adds names for them", name, names)
 }

@@ -2,6 +2,7 @@ package cri
 
 import (
 	"context"
+	"io"
 	"log/slog"
 
 	"google.golang.org/grpc"
@@ -36,7 +37,7 @@ type Streams interface {
 	GetPortForward(*runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error)
 }
 
-// Config configures a Server. Plugins, Compilation, Health and Logger are optional.
+// Config configures a Server. Plugins, Compilation, ImportModule, Health and Logger are optional.
 type Config struct {
 	Node    *node.Node
 	Images  Images
@@ -50,6 +51,9 @@ type Config struct {
 	// Compilation returns the state of the code of an image's component, or false if the image has none; nil if no
 	// backend compiles.
 	Compilation func(imageID string) (sandbox.Compilation, bool)
+	// ImportModule imports a WebAssembly binary as an image that has a reference with a digest; nil if no backend runs
+	// modules.
+	ImportModule func(ctx context.Context, wasm io.Reader) (image.Image, error)
 	// Health reports problems of the node; nil reports none.
 	Health *health.Board
 	// Logger receives the node's own faults; nil discards them.
@@ -70,6 +74,7 @@ type Server struct {
 	version      string
 	plugins      func() []string
 	compilation  func(imageID string) (sandbox.Compilation, bool)
+	importer     func(ctx context.Context, wasm io.Reader) (image.Image, error)
 	health       *health.Board
 	cgroupDriver runtimeapi.CgroupDriver
 	log          *slog.Logger
@@ -86,7 +91,7 @@ var (
 
 func New(c Config) *Server {
 	s := &Server{
-		node: c.Node, images: c.Images, streams: c.Streams, version: c.Version, plugins: c.Plugins, health: c.Health,
+		node: c.Node, images: c.Images, streams: c.Streams, version: c.Version, plugins: c.Plugins, importer: c.ImportModule, health: c.Health,
 		cgroupDriver: runtimeapi.CgroupDriver_CGROUPFS, log: c.Logger,
 	}
 	if c.CgroupDriver == "systemd" {
@@ -101,11 +106,11 @@ func New(c Config) *Server {
 	return s
 }
 
-// Register adds both services, and the one for the progress of pulls, to a gRPC server made with ServerOptions.
+// Register adds both services, and Tripod's own service for images, to a gRPC server made with ServerOptions.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	runtimeapi.RegisterRuntimeServiceServer(r, s)
 	runtimeapi.RegisterImageServiceServer(r, s)
-	r.RegisterService(&progressService, s)
+	r.RegisterService(&imagesService, s)
 }
 
 // ServerOptions returns the gRPC server's required options: the interceptors, which convert errors, and the message

@@ -19,6 +19,9 @@ import (
 func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	handlers := s.node.Handlers()
 	conditions := []*runtimeapi.RuntimeCondition{runtimeReady(handlers), networkReady(s.node.NetworkReady(ctx))}
+	if c := handlersReady(handlers); c != nil {
+		conditions = append(conditions, c)
+	}
 	for _, p := range s.health.Problems() {
 		conditions = withProblem(conditions, p)
 	}
@@ -35,9 +38,6 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 			resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler("", h))
 		}
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler(h.Name, h))
-	}
-	if c := handlersReady(handlers); c != nil {
-		resp.Status.Conditions = append(resp.Status.Conditions, c)
 	}
 	if req.GetVerbose() {
 		info, err := s.runtimeInfo(handlers)
@@ -94,7 +94,7 @@ func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 		return nil
 	}
 	return &runtimeapi.RuntimeCondition{
-		Type: "HandlersReady", Reason: "BackendNotReady", Message: strings.Join(reasons, "; "),
+		Type: health.HandlersReady, Reason: "BackendNotReady", Message: strings.Join(reasons, "; "),
 	}
 }
 

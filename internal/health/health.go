@@ -13,6 +13,8 @@ const (
 	RuntimeReady = "RuntimeReady"
 	NetworkReady = "NetworkReady"
 	EdgeReady    = "EdgeReady"
+	// HandlersReady is false while a handler other than the default cannot run pods, or an enabled one is not installed.
+	HandlersReady = "HandlersReady"
 	// NRIReady is false if node plugins cannot connect or could not be started.
 	NRIReady = "NRIReady"
 	// ForwardingReady is false while the node's firewall drops what pods send and receive.
@@ -20,6 +22,9 @@ const (
 	// Clean is false while leftovers cannot be removed. The node still works.
 	Clean = "Clean"
 )
+
+// NotInstalled is the reason for a handler whose programs were missing when the daemon started.
+const NotInstalled = "NotInstalled"
 
 // Problem is a problem of the node.
 type Problem struct {

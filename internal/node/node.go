@@ -58,6 +58,9 @@ type Config struct {
 	// Backends maps RuntimeClass handlers to backends. Pods that name no handler get DefaultHandler.
 	Backends       map[string]sandbox.Backend
 	DefaultHandler string
+	// Missing maps handlers that this node knows but does not offer to the reason. The default handler may be one of them:
+	// pods that name no handler are then refused.
+	Missing map[string]error
 	// Aliases maps further names to handlers.
 	Aliases map[string]string
 	// ComponentHandler is the handler whose backend runs containers in other handlers' pods if their image is a component;
@@ -122,7 +125,7 @@ func (c *Config) setDefaults() error {
 	if c.Hooks == nil {
 		c.Hooks = noHooks{}
 	}
-	if c.Backends[c.DefaultHandler] == nil {
+	if c.Backends[c.DefaultHandler] == nil && c.Missing[c.DefaultHandler] == nil {
 		return fmt.Errorf("the default handler %q has no backend: %w", c.DefaultHandler, errdefs.ErrInvalidArgument)
 	}
 	if b := c.Backends[c.ComponentHandler]; c.ComponentHandler != "" && (b == nil || !b.Capabilities().ForeignPods) {
@@ -147,6 +150,14 @@ func (n *Node) Handlers() []HandlerInfo {
 	}
 	slices.SortFunc(infos, func(a, b HandlerInfo) int { return strings.Compare(a.Name, b.Name) })
 	return infos
+}
+
+// CheckMissing returns an error with the reason if the node knows the handler but does not offer it, otherwise nil.
+func (n *Node) CheckMissing(handler string) error {
+	if why := n.Missing[handler]; why != nil {
+		return fmt.Errorf("no runtime handler %q on this node: %v: %w", handler, why, errdefs.ErrFailedPrecondition)
+	}
+	return nil
 }
 
 // ready returns nil if a handler can run new pods, or the reason why it cannot.
@@ -236,7 +247,7 @@ func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
 	handler = cmp.Or(n.Aliases[handler], handler)
 	b := n.Backends[handler]
 	if b == nil {
-		return "", nil, fmt.Errorf("no runtime handler %q on this node: %w", handler, errdefs.ErrInvalidArgument)
+		return "", nil, cmp.Or(n.CheckMissing(handler), fmt.Errorf("no runtime handler %q on this node: %w", handler, errdefs.ErrInvalidArgument))
 	}
 	if err := n.handlerErrors.get(handler); err != nil {
 		return "", nil, notReady(handler, err)

@@ -84,7 +84,7 @@ func (n *Node) load() error {
 		rec := p.rec.Load()
 		for _, handler := range rec.handlers() {
 			if n.Backends[handler] == nil {
-				n.handlerErrors.set(handler, fmt.Errorf("no backend has this name: %w", errdefs.ErrUnavailable))
+				n.handlerErrors.set(handler, cmp.Or(n.Missing[handler], fmt.Errorf("no backend has this name: %w", errdefs.ErrUnavailable)))
 			}
 		}
 		n.pool.update(p, nil, rec)

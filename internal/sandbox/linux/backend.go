@@ -131,14 +131,18 @@ var (
 )
 
 // Open finds the helper programs, checks the OCI runtime with a trial container, and creates the directories. Its error
-// names the first missing program and how to install it; Doctor reports all missing programs. The context bounds only
-// this call.
+// names the first missing program and how to install it; Doctor reports all missing programs. The error is
+// errdefs.ErrNotFound if the programs are not installed, the configuration names none of them, and no pods need them. The
+// context bounds only this call.
 func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	cfg := c.withDefaults()
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
 	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if err := cfg.installed(); err != nil {
 		return nil, err
 	}
 	host, err := spec.Probe()

@@ -571,7 +571,7 @@ func TestTerminal(t *testing.T) {
 
 func TestDoctor(t *testing.T) {
 	r := newRig(t, "auto")
-	for _, f := range Doctor(t.Context(), r.cfg) {
+	for _, f := range Doctor(t.Context(), r.cfg, false) {
 		t.Logf("%+v", f)
 		if f.Required && !f.OK {
 			t.Errorf("required finding: got %+v, want OK", f)
@@ -580,7 +580,7 @@ func TestDoctor(t *testing.T) {
 	broken := r.cfg
 	broken.Runtime, broken.Conmon = "/nowhere/crun", "/nowhere/conmon"
 	bad := 0
-	for _, f := range Doctor(t.Context(), broken) {
+	for _, f := range Doctor(t.Context(), broken, false) {
 		if f.Required && !f.OK {
 			bad++
 			if f.Remedy == "" {
@@ -593,6 +593,63 @@ func TestDoctor(t *testing.T) {
 	}
 	if _, err := Open(t.Context(), broken, Services{Images: r.images}); !errdefs.IsUnavailable(err) {
 		t.Errorf("Open with missing programs: got %v, want ErrUnavailable", err)
+	}
+}
+
+// TestNotInstalled: a node without an OCI runtime can do without this backend, unless the configuration names a program or
+// pods need it.
+func TestNotInstalled(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")}
+	open := func(c Config) error {
+		_, err := Open(t.Context(), c, Services{})
+		return err
+	}
+	required := func(optional bool) bool {
+		for _, f := range Doctor(t.Context(), cfg, optional) {
+			if f.Subject == "linux containers" {
+				return f.Required && !f.OK && f.Remedy != ""
+			}
+		}
+		t.Error("Doctor says nothing of the missing programs")
+		return false
+	}
+	bin := filepath.Join(dir, "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	if err := open(cfg); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "apt-get install crun") {
+		t.Errorf("Open without an OCI runtime: got %v, want not found and how to install one", err)
+	}
+	if _, err := os.Stat(cfg.Root); !os.IsNotExist(err) {
+		t.Errorf("Open without an OCI runtime made %s (%v)", cfg.Root, err)
+	}
+	if required(true) || !required(false) {
+		t.Error("Doctor: the programs must be required only if the node has no other backend")
+	}
+	for _, named := range []Config{{Runtime: "crun"}, {Runtime: "/nowhere/crun"}} {
+		named.Root, named.RunDir = cfg.Root, cfg.RunDir
+		if err := open(named); err == nil || errdefs.IsNotFound(err) {
+			t.Errorf("Open with the runtime %s, which is missing: got %v, want an error other than not found", named.Runtime, err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(bin, "crun"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(cfg); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "conmon") {
+		t.Errorf("Open without conmon: got %v, want not found", err)
+	}
+	named := cfg
+	named.Conmon = "/nowhere/conmon"
+	if err := open(named); err == nil || errdefs.IsNotFound(err) {
+		t.Errorf("Open with a conmon that is missing: got %v, want an error other than not found", err)
+	}
+	if err := os.MkdirAll(filepath.Join(cfg.Root, strings.Repeat("0", 64)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := open(cfg); !errdefs.IsUnavailable(err) || errdefs.IsNotFound(err) || !required(true) {
+		t.Errorf("Open without conmon but with a pod: got %v, want unavailable, and a required finding", err)
 	}
 }
 

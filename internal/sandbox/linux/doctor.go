@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
@@ -16,14 +17,22 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// Doctor tests whether this host has what the backend needs. It leaves no changes behind.
-func Doctor(ctx context.Context, cfg Config) []health.Finding {
+// Doctor tests whether this host has what the backend needs. It leaves no changes behind. If optional is set, the node has
+// another backend, and it is no error if this one is not installed.
+func Doctor(ctx context.Context, cfg Config, optional bool) []health.Finding {
 	cfg = cfg.withDefaults()
 	var findings []health.Finding
 	add := func(f health.Finding) { findings = append(findings, f) }
 
 	g, err := openCgroups(cfg.CgroupDriver, cfg.CgroupParent)
 	add(cgroupFinding(g, err))
+	if missing := cfg.installed(); missing != nil {
+		add(health.Finding{
+			Subject: "linux containers", Required: !optional || !errdefs.IsNotFound(missing), Detail: missing.Error(),
+			Remedy: "install what is missing and restart the daemon, or set backends.linux to false; until then the handler \"linux\" is missing",
+		})
+		return findings
+	}
 	if err == nil {
 		findings = append(findings, doctorRuntimes(ctx, cfg, g)...)
 	}

@@ -52,6 +52,31 @@ type ociRuntime struct {
 	cli    *runc.Runc
 }
 
+// installed returns errdefs.ErrNotFound if a program that the backend needs is not in PATH, and errdefs.ErrUnavailable if the
+// node then has pods that need it: the program may be about to come back. If the configuration names a program, somebody
+// wants this backend, so installed leaves the error to the search for that program.
+func (c Config) installed() error {
+	found := func(name string) bool {
+		_, err := exec.LookPath(name)
+		return !errors.Is(err, exec.ErrNotFound)
+	}
+	var missing string
+	switch {
+	case c.Runtime != "auto" || c.Conmon != "":
+		return nil
+	case !slices.ContainsFunc(c.runtimes(), found):
+		missing = "no OCI runtime is installed: neither crun nor runc is in PATH (Debian: apt-get install crun)"
+	case !found("conmon"):
+		missing = "conmon is not in PATH (Debian: apt-get install conmon)"
+	default:
+		return nil
+	}
+	if pods := idsIn(c.Root); len(pods) > 0 {
+		return fmt.Errorf("%s, but %d pods of this node need it: %w", missing, len(pods), errdefs.ErrUnavailable)
+	}
+	return fmt.Errorf("%s: %w", missing, errdefs.ErrNotFound)
+}
+
 // findRuntime returns the configured runtime, or the first of crun and runc that works.
 func findRuntime(ctx context.Context, cfg Config, g cgroups) (ociRuntime, error) {
 	var errs []error

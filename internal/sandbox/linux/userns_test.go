@@ -244,7 +244,7 @@ func TestGroupsOfNode(t *testing.T) {
 
 // TestDoctorTriesUserNamespaces: tripod check reports whether pods can have user namespaces.
 func TestDoctorTriesUserNamespaces(t *testing.T) {
-	findings := Doctor(t.Context(), Config{Runtime: "crun", CgroupParent: testns.Cgroup() + "/doctor-users"})
+	findings := Doctor(t.Context(), Config{Runtime: "crun", CgroupParent: testns.Cgroup() + "/doctor-users"}, false)
 	for _, f := range findings {
 		if f.Subject == "user namespaces with crun" {
 			if !f.OK {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -121,6 +122,11 @@ func (i Images) Component(ctx context.Context, imageID string) (*artifact.Artifa
 // ImportFile imports a binary from a file on this node as an image; see artifact.ImportFile.
 func (i Images) ImportFile(ctx context.Context, file *os.File) (image.Image, error) {
 	return artifact.ImportFile(ctx, i.Store, file)
+}
+
+// ImportModule imports a binary as an image; see artifact.Import.
+func (i Images) ImportModule(ctx context.Context, wasm io.Reader) (image.Image, error) {
+	return artifact.Import(ctx, i.Store, wasm)
 }
 
 // Network opens sockets in the pods' network namespaces, or in the node's if the given netns is empty. *network.Manager

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// maxLocal bounds a file that ImportFile reads, in bytes.
+// maxLocal bounds a binary that Import or ImportFile reads, in bytes.
 const maxLocal = 256 << 20
 
 // ImportFile imports the binary in a file as an image. The image's name is image.LocalPrefix followed by the binary's
@@ -27,6 +27,26 @@ func ImportFile(ctx context.Context, store *image.Store, file *os.File) (image.I
 	if err != nil {
 		return image.Image{}, fmt.Errorf("%s: %w", file.Name(), err)
 	}
+	return importBuilt(ctx, store, wasm, built)
+}
+
+// Import is like ImportFile, for a binary from a reader.
+func Import(ctx context.Context, store *image.Store, r io.Reader) (image.Image, error) {
+	wasm, err := io.ReadAll(io.LimitReader(r, maxLocal+1))
+	if err != nil {
+		return image.Image{}, err
+	}
+	if len(wasm) > maxLocal {
+		return image.Image{}, fmt.Errorf("the binary has more than %d bytes: %w", maxLocal, errdefs.ErrInvalidArgument)
+	}
+	built, err := Build(Spec{Wasm: wasm})
+	if err != nil {
+		return image.Image{}, err
+	}
+	return importBuilt(ctx, store, wasm, built)
+}
+
+func importBuilt(ctx context.Context, store *image.Store, wasm []byte, built *Image) (image.Image, error) {
 	return store.Import(ctx, image.LocalPrefix+digest.FromBytes(wasm).Encoded(), built.Manifest, built.Blobs...)
 }
 

@@ -1,8 +1,10 @@
 package artifact
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -32,13 +34,22 @@ func TestImportFile(t *testing.T) {
 			t.Errorf("Open of the imported image = %+v, %v", a, err)
 		}
 	}
+	img, err := Import(t.Context(), r.store, bytes.NewReader(wasm))
+	r.must(err)
+	ids[img.ID] = true
+	if len(img.RepoDigests) != 1 || !strings.HasPrefix(img.RepoDigests[0], image.LocalPrefix+digest.FromBytes(wasm).Encoded()+"@sha256:") {
+		t.Errorf("RepoDigests = %v, want one with the binary's SHA-256 as name", img.RepoDigests)
+	}
 	if len(ids) != 1 {
-		t.Errorf("images = %v, want one for both files", ids)
+		t.Errorf("images = %v, want one for both files and the reader", ids)
 	}
 }
 
 func TestImportFileRefuses(t *testing.T) {
 	r := newRig(t)
+	if _, err := Import(t.Context(), r.store, strings.NewReader("#!/bin/sh")); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("Import of a script = %v, want ErrInvalidArgument", err)
+	}
 	text := filepath.Join(t.TempDir(), "text.wasm")
 	r.must(os.WriteFile(text, []byte("#!/bin/sh"), 0o644))
 	for _, path := range []string{text, t.TempDir(), "/dev/null"} {
