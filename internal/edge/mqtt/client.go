@@ -117,6 +117,10 @@ type Config struct {
 	// with the connection. Calls do not overlap. resumed is set if the broker has kept the session (Session Present in the
 	// CONNACK).
 	OnConnect func(ctx context.Context, resumed bool)
+	// OnTakenOver is called when another client with the same ClientID has probably connected: the broker says so, or it ends
+	// one connection after the other without a reason. The client connects again when the call returns. The context ends
+	// with Close.
+	OnTakenOver func(ctx context.Context)
 	// OnDisconnect is called when a connection is lost, but not when Close ends it.
 	OnDisconnect func(err error)
 
