@@ -52,12 +52,12 @@ func newRouter() *channel.Router {
 }
 
 // newChannels makes the channels of a pod, or returns nil if the pod has none.
-func newChannels(spec workerapi.PodSpec, router *channel.Router) *channels {
+func newChannels(spec workerapi.PodSpec, router *channel.Router, daemon *presence) *channels {
 	if len(spec.Channels) == 0 {
 		return nil
 	}
 	c := &channels{id: spec.ID, named: map[string]channel.Channel{}, router: router, ports: map[int]*port{}}
-	c.backlog.writer = make(notifier, 1)
+	c.backlog.daemon, c.backlog.writer, c.backlog.linked = daemon, make(notifier, 1), make(notifier, 1)
 	for _, ch := range spec.Channels {
 		c.named[ch.Name] = ch
 	}

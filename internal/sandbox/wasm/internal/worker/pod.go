@@ -104,7 +104,7 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 	p.snapshots.pod, p.snapshots.patience = p, snapshotPatience
 	p.preopens, p.configVolumes = preopens(spec.Mounts), configVolumes(spec.Mounts)
 	p.blobs = blobs(spec.Mounts)
-	p.channels = newChannels(spec, w.router)
+	p.channels = newChannels(spec, w.router, w.daemon)
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
 	p.account.Within(w.account)
 	p.account.Bound(engine.HeldFiles, spec.Holdings.Files)
