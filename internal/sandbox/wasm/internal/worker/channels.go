@@ -47,7 +47,7 @@ type channels struct {
 // its messages to the daemon itself.
 func newRouter() *channel.Router {
 	return channel.NewRouter(channel.RouterOptions{
-		Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
+		Publish: func(channel.Key, string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
 	})
 }
 
