@@ -118,6 +118,7 @@ func (q *outQueue) flush(ctx context.Context) {
 	select {
 	case <-flushed:
 	case <-ctx.Done():
+	case <-q.ctx.Done():
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -84,31 +83,4 @@ func TestDropsOfASlowBroker(t *testing.T) {
 	r.dropped("slow-broker", "b0", "from/b")
 	r.m.out.stop()
 	r.dropped("closed", "", "other")
-}
-
-// TestLogOfDrops checks that each loss has its own limit of log lines, that a line has the number of messages since the
-// last one, and that the number of losses is bounded.
-func TestLogOfDrops(t *testing.T) {
-	c, now := newCounts(), time.Now()
-	a, b := loss{"rate", "a", "t"}, loss{"rate", "b", "t"}
-	for i, step := range []struct {
-		loss  loss
-		n     int
-		after time.Duration
-		want  int
-	}{{a, 1, 0, 1}, {a, 2, 0, 0}, {b, 3, 0, 3}, {a, 4, logEvery / 2, 0}, {a, 5, logEvery, 11}, {a, 6, logEvery, 0}} {
-		if got := c.mayLogLoss(step.loss, step.n, now.Add(step.after)); got != step.want {
-			t.Errorf("step %d logs %d messages, want %d", i, got, step.want)
-		}
-	}
-	logged := 0
-	for i := range 2 * maxLosses {
-		logged += c.mayLogLoss(loss{topic: fmt.Sprint(i)}, 1, now.Add(logEvery))
-	}
-	if logged >= maxLosses || len(c.losses) > maxLosses {
-		t.Errorf("%d lines and %d losses, want less than %d", logged, len(c.losses), maxLosses)
-	}
-	if c.mayLogLoss(loss{topic: "later"}, 1, now.Add(2*logEvery)) != 1 {
-		t.Error("the first loss after the lines have become old is not logged")
-	}
 }

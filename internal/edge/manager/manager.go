@@ -200,7 +200,7 @@ func (m *Manager) refuse(reason, what string, args ...any) {
 // known besides the reason.
 func (m *Manager) drop(l loss, n int, err error) {
 	m.counts.dropped.WithLabelValues(l.reason).Add(float64(n))
-	if n = m.counts.mayLogLoss(l, n, time.Now()); n == 0 {
+	if n = m.counts.losses.Add(l, n, time.Now()); n == 0 {
 		return
 	}
 	args := []any{"reason", l.reason, "module", l.module, "topic", l.topic, "messages", n}

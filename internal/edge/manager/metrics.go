@@ -1,11 +1,12 @@
 package manager
 
 import (
-	"maps"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tripod-run/tripod/internal/loglimit"
 )
 
 // logEvery is the minimum time between log lines for the same reason, so that no peer can fill the disk.
@@ -18,23 +19,14 @@ type counts struct {
 	exited  *prometheus.CounterVec // by reason
 	lost    *prometheus.CounterVec // by runtime
 	ignored prometheus.Counter
+	losses  loglimit.Limiter[loss] // of the log lines about dropped messages
 
 	mu     sync.Mutex
 	logged map[string]time.Time // by reason
-	losses map[loss]lossLine
 }
 
 // loss says which messages were dropped, and why. A message of the manager itself has no module.
 type loss struct{ reason, module, topic string }
-
-// lossLine is the state of the log lines for a loss.
-type lossLine struct {
-	at       time.Time // of the last line
-	messages int       // dropped since then
-}
-
-// maxLosses bounds the losses whose log lines are limited separately. Modules can open channels on any topic.
-const maxLosses = 1024
 
 func newCounts() *counts {
 	vec := func(name, help string, label string) *prometheus.CounterVec {
@@ -46,7 +38,8 @@ func newCounts() *counts {
 		exited:  vec("exited_modules_total", "Modules that have ended, by reason.", "reason"),
 		lost:    vec("runtime_losses_total", "Unexpected ends of a runtime.", "runtime"),
 		ignored: prometheus.NewCounter(prometheus.CounterOpts{Name: "tripod_edge_ignored_messages_total", Help: "Control messages that are not requests to the manager, including its own."}),
-		logged:  map[string]time.Time{}, losses: map[loss]lossLine{},
+		logged:  map[string]time.Time{},
+		losses:  loglimit.Limiter[loss]{Every: logEvery},
 	}
 }
 
@@ -59,27 +52,6 @@ func (c *counts) mayLog(reason string, now time.Time) bool {
 	}
 	c.logged[reason] = now
 	return true
-}
-
-// mayLogLoss records n dropped messages. If a log line may be written now, mayLogLoss returns the number of messages
-// since the last line, and otherwise 0.
-func (c *counts) mayLogLoss(l loss, n int, now time.Time) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	line, known := c.losses[l]
-	n += line.messages
-	if now.Sub(line.at) < logEvery {
-		c.losses[l] = lossLine{line.at, n}
-		return 0
-	}
-	if !known && len(c.losses) >= maxLosses {
-		maps.DeleteFunc(c.losses, func(_ loss, line lossLine) bool { return now.Sub(line.at) >= logEvery })
-		if len(c.losses) >= maxLosses {
-			return 0 // the counter has it
-		}
-	}
-	c.losses[l] = lossLine{at: now}
-	return n
 }
 
 func describe(name, help string, labels ...string) *prometheus.Desc {

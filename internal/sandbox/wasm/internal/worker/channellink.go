@@ -86,10 +86,10 @@ func (b *backlog) busy() bool {
 	return time.Since(b.lastRead) < stallTimeout || b.link == nil && time.Since(time.Unix(0, since)) < stallTimeout
 }
 
-// add queues a message and returns how many older messages it dropped to make room.
-func (b *backlog) add(p *port, m []byte) (lost int) {
-	for ; b.full(); lost++ {
-		b.take()
+// add queues a message and returns the older messages that it dropped to make room.
+func (b *backlog) add(p *port, m []byte) (lost []outgoing) {
+	for b.full() {
+		lost = append(lost, b.take())
 	}
 	if len(b.queue) == 0 {
 		b.lastRead = time.Now() // an idle time does not count as the daemon's delay
@@ -328,7 +328,8 @@ func (c *channels) flush() {
 		<-l.ended
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lost.Add(uint64(len(c.backlog.queue)))
+	lost := c.backlog.queue
 	c.backlog.queue = nil
+	c.mu.Unlock()
+	c.lose(lost)
 }

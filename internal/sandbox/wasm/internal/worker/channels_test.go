@@ -200,7 +200,7 @@ func (c *channels) fill(tb testing.TB, fd int) (busy bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !c.backlog.full() {
-		require.Zero(tb, c.backlog.add(c.ports[fd], []byte("queued")))
+		require.Empty(tb, c.backlog.add(c.ports[fd], []byte("queued")))
 	}
 	return c.backlog.busy()
 }
