@@ -16,7 +16,7 @@ type Client interface {
 	// With QoS 1 or 2 Publish returns as soon as the message is queued; the client waits for the broker's
 	// acknowledgement in the background, across reconnects. If the queue is full while the client is connected, Publish
 	// waits for room until ctx ends. If the queue is full while the client is not connected, the oldest message is
-	// dropped, and counted in Stats.Dropped. Publish returns errdefs.ErrInvalidArgument for a topic with a wildcard, a
+	// dropped, counted in Stats.Dropped and logged with its topic. Publish returns errdefs.ErrInvalidArgument for a topic with a wildcard, a
 	// QoS above 2 or a message over MaxPacket, and errdefs.ErrFailedPrecondition after Close.
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
 	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each

@@ -1,8 +1,10 @@
 package mqtt_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -139,6 +141,23 @@ func TestReconnect(t *testing.T) {
 		assert.Equal(t, fmt.Sprint("f/", i), <-got)
 	}
 	assert.Equal(t, uint64(4), c.Stats().Connects)
+}
+
+// TestLossesAreLogged checks that a line of the log names the topic of dropped messages.
+func TestLossesAreLogged(t *testing.T) {
+	var log bytes.Buffer // read only after Close
+	c, err := mqtt.New(mqtt.Config{URL: "mqtt://" + mosquitto.FreeAddress(t), ClientID: "n", QueueMessages: 1, Handler: func(mqtt.Message) {},
+		Log: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	ctx := patient(t)
+	for _, topic := range []string{"t/1", "t/2"} {
+		require.NoError(t, c.Publish(ctx, topic, 1, false, nil))
+	}
+	require.NoError(t, c.Close(ctx))
+	assert.Equal(t, uint64(2), c.Stats().Dropped)
+	for topic, reason := range map[string]string{"t/1": "the queue for the broker is full", "t/2": "still in the queue when the client was closed"} {
+		assert.Contains(t, log.String(), fmt.Sprintf("client=n topic=%s messages=1 reason=%q", topic, reason))
+	}
 }
 
 // TestCloseFlushes: queued messages are sent before the DISCONNECT.
