@@ -142,5 +142,8 @@ type Stats struct {
 	Dropped   uint64 // queued messages that were dropped: no room, expired, refused by the broker, or still queued at Close
 	Lost      uint64 // messages with QoS 0 that were dropped: published without a connection, or no room in the inbox
 	Queued    int    // messages that wait for the broker
-	Inbox     int    // messages that wait for the Handler
+	// Accepted numbers the last message with QoS 1 or 2 that Publish has queued. All messages up to the number Settled
+	// are acknowledged or dropped. Messages that were dropped instead of being queued have no number.
+	Accepted, Settled uint64
+	Inbox             int // messages that wait for the Handler
 }

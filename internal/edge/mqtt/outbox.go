@@ -338,3 +338,17 @@ func (o *outbox) stats() (queued int, published, dropped uint64) {
 	defer o.mu.Unlock()
 	return len(o.pending) + len(o.flight), o.published, o.dropped
 }
+
+// numbers returns Stats.Accepted and Stats.Settled.
+func (o *outbox) numbers() (accepted, settled uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	oldest := o.seq + 1
+	if len(o.pending) > 0 {
+		oldest = o.pending[0].seq
+	}
+	for _, it := range o.flight {
+		oldest = min(oldest, it.seq)
+	}
+	return o.seq, oldest - 1
+}

@@ -119,6 +119,31 @@ func TestOutboxReasons(t *testing.T) {
 	assert.Nil(t, o.done(it.id, 0), "an answer nobody waits for")
 }
 
+func TestOutboxNumbers(t *testing.T) {
+	o := newOutbox(10, 1000, time.Hour, unreported)
+	var all []*item
+	for _, name := range []string{"a", "b", "c"} {
+		require.NoError(t, o.add(context.Background(), one(name)))
+	}
+	for range 2 {
+		all = append(all, o.next(10))
+	}
+	for _, step := range []struct {
+		id   uint16
+		code packet.Code
+		want uint64
+	}{{0, 0, 0}, {all[1].id, 0, 0}, {all[0].id, packet.IDInUse, 0}} {
+		o.done(step.id, step.code)
+		accepted, settled := o.numbers()
+		assert.Equal(t, []uint64{3, step.want}, []uint64{accepted, settled})
+	}
+	for _, want := range []uint64{2, 3} {
+		o.done(o.next(10).id, 0)
+		_, settled := o.numbers()
+		assert.Equal(t, want, settled)
+	}
+}
+
 func TestOutboxPoison(t *testing.T) {
 	o := newOutbox(10, 1000, time.Hour, unreported)
 	require.NoError(t, o.add(context.Background(), one("poison")))
