@@ -53,7 +53,7 @@ func Open(c Config) (*Manager, error) {
 	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), ready: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.out, m.subs = newOutQueue(m), newSubscriber(m)
-	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.put, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
+	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.publish, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
 	for _, rt := range c.Runtimes {
 		m.hosts = append(m.hosts, newHost(m, rt))
 	}
@@ -191,8 +191,7 @@ func (m *Manager) host(uuid string) *host {
 // publish sends a message of the manager itself. It logs and counts a failure.
 func (m *Manager) publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) {
 	if err := m.client.Publish(ctx, topic, qos, retain, payload); err != nil {
-		m.drop("publish", 1)
-		m.log.Debug("edge: message lost", "topic", topic, "err", err)
+		m.drop(loss{reason: "publish", topic: topic}, 1, err)
 	}
 }
 
@@ -218,7 +217,16 @@ func (m *Manager) refuse(reason, what string, args ...any) {
 	}
 }
 
-// drop counts dropped messages.
-func (m *Manager) drop(reason string, n int) {
-	m.counts.dropped.WithLabelValues(reason).Add(float64(n))
+// drop counts n dropped messages, and logs them if the limit of the log lines allows. The error says why, if anything is
+// known besides the reason.
+func (m *Manager) drop(l loss, n int, err error) {
+	m.counts.dropped.WithLabelValues(l.reason).Add(float64(n))
+	if n = m.counts.losses.Add(l, n, time.Now()); n == 0 {
+		return
+	}
+	args := []any{"reason", l.reason, "module", l.module, "topic", l.topic, "messages", n}
+	if err != nil {
+		args = append(args, "err", err)
+	}
+	m.log.Warn("edge: messages dropped", args...)
 }

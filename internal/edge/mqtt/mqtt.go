@@ -14,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/packet"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/loglimit"
 )
 
 var errClosed = fmt.Errorf("mqtt: the client is closed: %w", errdefs.ErrFailedPrecondition)
@@ -52,6 +53,7 @@ type client struct {
 	last         error               // of the last attempt to connect; nil if it succeeded
 
 	connects, sent, lost atomic.Uint64
+	losses               loglimit.Limiter[loss] // of the log lines about dropped messages
 }
 
 type subscription struct {
@@ -67,10 +69,12 @@ func New(cfg Config) (Client, error) {
 		return nil, err
 	}
 	c := &client{
-		cfg: cfg, out: newOutbox(cfg.QueueMessages, cfg.QueueBytes, cfg.QueueTTL), in: newInbox(cfg.InboxMessages, cfg.InboxBytes),
+		cfg: cfg, losses: loglimit.Limiter[loss]{Every: lossInterval},
 		done: make(chan struct{}), idle: make(chan struct{}), connectedCh: make(chan struct{}),
 		subs: map[string]subscription{}, unsubscribed: map[string]struct{}{}, qos2: map[uint16]bool{},
 	}
+	c.out = newOutbox(cfg.QueueMessages, cfg.QueueBytes, cfg.QueueTTL, c.reportLoss)
+	c.in = newInbox(cfg.InboxMessages, cfg.InboxBytes, c.reportLoss)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	go c.run()
 	go c.dispatch()
@@ -296,6 +300,7 @@ func (c *client) Stats() Stats {
 	var s Stats
 	var dropped uint64
 	s.Queued, s.Published, s.Dropped = c.out.stats()
+	s.Accepted, s.Settled = c.out.numbers()
 	s.Inbox, s.Received, dropped = c.in.stats()
 	s.Published += c.sent.Load()
 	s.Connects, s.Lost = c.connects.Load(), c.lost.Load()+dropped
