@@ -21,6 +21,10 @@ const (
 	CloseChannel = 4 // ParseClose
 )
 
+// Settled is the type of a control message from a manager to a worker of ours: the number of messages with QoS 1 or 2 on this
+// connection that the worker need not keep (AppendSettled). Public peers do not send messages of this type.
+const Settled = 0x7e
+
 // hello announces that all later frames in the same direction have the wide header (Conn.Widen). Public peers do not
 // send messages of this type.
 const (
@@ -58,6 +62,16 @@ type Header struct {
 type Message struct {
 	Header
 	Payload []byte
+	// Settled is not part of the frame. If it is not nil, the receiver calls it once it need not be sent the message again
+	// should it be killed: the broker has the message, or it was dropped. It must not block.
+	Settled func()
+}
+
+// Settle calls Settled, if there is one.
+func (m Message) Settle() {
+	if m.Settled != nil {
+		m.Settled()
+	}
 }
 
 // Append appends the message as a frame with the narrow or the wide header. It returns errdefs.ErrInvalidArgument for a

@@ -34,15 +34,15 @@ var golden = []struct {
 	text string // of the payload, after what hex says
 	m    Message
 }{
-	{"create on index 0", "0c000000 80 00", `{"index": 0}`, Message{Header{true, 0, create}, []byte(`{"index": 0}`)}},
-	{"open channel fd 0, write, by a C peer", "11000000 80 03 00 02", "$SL/proc/stdio\x00", Message{Header{true, 0, OpenChannel}, []byte("\x00\x02$SL/proc/stdio\x00")}},
-	{"open channel fd 0, readwrite", "10000000 80 03 00 03", "$SL/proc/stdio", Message{Header{true, 0, OpenChannel}, []byte("\x00\x03$SL/proc/stdio")}},
-	{"publish on module 0, channel 0", "19000000 00 00", "hello argc=2 [a] SLTEST=1", Message{Header{false, 0, 0}, []byte("hello argc=2 [a] SLTEST=1")}},
-	{"module 0 exited", "14000000 80 02", `{"status": "exited"}`, Message{Header{true, 0, exited}, []byte(`{"status": "exited"}`)}},
-	{"delete module 0", "00000000 80 01", "", Message{Header{true, 0, remove}, []byte{}}},
-	{"stop runtime", "00000000 80 02", "", Message{Header{true, 0, stop}, []byte{}}},
-	{"receive on module 127, channel 255", "02000000 7f ff", "ab", Message{Header{false, 127, 255}, []byte("ab")}},
-	{"module 127 logs", "01000000 ff 05", "x", Message{Header{true, 127, moduleLog}, []byte("x")}},
+	{"create on index 0", "0c000000 80 00", `{"index": 0}`, Message{Header{true, 0, create}, []byte(`{"index": 0}`), nil}},
+	{"open channel fd 0, write, by a C peer", "11000000 80 03 00 02", "$SL/proc/stdio\x00", Message{Header{true, 0, OpenChannel}, []byte("\x00\x02$SL/proc/stdio\x00"), nil}},
+	{"open channel fd 0, readwrite", "10000000 80 03 00 03", "$SL/proc/stdio", Message{Header{true, 0, OpenChannel}, []byte("\x00\x03$SL/proc/stdio"), nil}},
+	{"publish on module 0, channel 0", "19000000 00 00", "hello argc=2 [a] SLTEST=1", Message{Header{false, 0, 0}, []byte("hello argc=2 [a] SLTEST=1"), nil}},
+	{"module 0 exited", "14000000 80 02", `{"status": "exited"}`, Message{Header{true, 0, exited}, []byte(`{"status": "exited"}`), nil}},
+	{"delete module 0", "00000000 80 01", "", Message{Header{true, 0, remove}, []byte{}, nil}},
+	{"stop runtime", "00000000 80 02", "", Message{Header{true, 0, stop}, []byte{}, nil}},
+	{"receive on module 127, channel 255", "02000000 7f ff", "ab", Message{Header{false, 127, 255}, []byte("ab"), nil}},
+	{"module 127 logs", "01000000 ff 05", "x", Message{Header{true, 127, moduleLog}, []byte("x"), nil}},
 }
 
 func frame(t *testing.T, h, text string) []byte {
@@ -161,7 +161,7 @@ func TestManyWriters(t *testing.T) {
 		all.Go(func() {
 			for i := range each {
 				payload := bytes.Repeat([]byte{byte(w)}, i*3000) // some go out in two pieces
-				assert.NoError(t, c.Write(Message{Header{false, w, i}, payload}))
+				assert.NoError(t, c.Write(Message{Header{false, w, i}, payload, nil}))
 			}
 		})
 	}
@@ -186,7 +186,7 @@ func TestAPeerThatDoesNotReadEndsTheConnection(t *testing.T) {
 }
 
 func TestWideHeader(t *testing.T) {
-	m := Message{Header{true, 300, 400}, []byte("x")}
+	m := Message{Header{true, 300, 400}, []byte("x"), nil}
 	b, err := m.Append(nil, true)
 	require.NoError(t, err)
 	assert.Equal(t, "01000000"+"2c81"+"9001"+"78", hex.EncodeToString(b))
@@ -195,7 +195,7 @@ func TestWideHeader(t *testing.T) {
 	defer a.Close()
 	defer b2.Close()
 	runtime, manager := NewConn(a, ConnOptions{Wide: true}), NewConn(b2, ConnOptions{Wide: true})
-	narrow, wide := Message{Header{false, 1, 2}, []byte("narrow")}, Message{Header{false, 5000, 60000}, []byte("wide")}
+	narrow, wide := Message{Header{false, 1, 2}, []byte("narrow"), nil}, Message{Header{false, 5000, 60000}, []byte("wide"), nil}
 	require.ErrorIs(t, runtime.Write(wide), errdefs.ErrInvalidArgument)
 	go func() {
 		assert.NoError(t, runtime.Write(narrow))

@@ -129,3 +129,14 @@ func AppendClose(b []byte, fd int) []byte {
 	}
 	return binary.LittleEndian.AppendUint16(b, uint16(fd))
 }
+
+// AppendSettled appends the payload of a Settled message.
+func AppendSettled(b []byte, n uint64) []byte { return binary.LittleEndian.AppendUint64(b, n) }
+
+// ParseSettled returns the number in the payload of a Settled message, or errdefs.ErrInvalidArgument.
+func ParseSettled(payload []byte) (uint64, error) {
+	if len(payload) != 8 {
+		return 0, fmt.Errorf("number of settled messages: %d bytes, want 8: %w", len(payload), errdefs.ErrInvalidArgument)
+	}
+	return binary.LittleEndian.Uint64(payload), nil
+}

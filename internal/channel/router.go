@@ -27,8 +27,8 @@ func (k Key) moduleKey() moduleKey { return moduleKey{k.Runtime, k.Module} }
 // RouterOptions connect a Router to the broker, and set the Router's limits. The functions must neither block nor call
 // the Router. Calls to Subscribe and Unsubscribe do not overlap; calls to Publish can.
 type RouterOptions struct {
-	Publish     func(from Key, topic string, qos byte, payload []byte)
-	Subscribe   func(filter string, qos byte) // also called for a subscribed filter, to change its QoS or to get its retained messages again
+	Publish     func(from Key, topic string, qos byte, payload []byte, settled func()) // settled is that of Router.Publish
+	Subscribe   func(filter string, qos byte)                                          // also called for a subscribed filter, to change its QoS or to get its retained messages again
 	Unsubscribe func(filter string)
 	// Held are the filters of the node's own subscriptions, with QoS 2. These subscriptions remain when a module closes
 	// a channel on the same filter.
@@ -224,8 +224,9 @@ func (r *Router) removeChannel(c *channel) (f *filter, last bool) {
 
 // Publish passes a module's message to the broker, and delivers it to all other matching channels, except those of the
 // sender's group. The caller must not change the payload afterwards. Errors are errdefs.ErrNotFound (the channel is not
-// open), ErrPermissionDenied (it is read-only) and ErrInvalidArgument (the message is too long).
-func (r *Router) Publish(key Key, payload []byte) error {
+// open), ErrPermissionDenied (it is read-only) and ErrInvalidArgument (the message is too long). The function settled
+// (Message.Settled), which can be nil, goes to the broker with the message, and is not called after an error.
+func (r *Router) Publish(key Key, payload []byte, settled func()) error {
 	var few [16]*channel
 	c, to, err := r.publish(few[:0], key, payload)
 	if err != nil {
@@ -239,7 +240,7 @@ func (r *Router) Publish(key Key, payload []byte) error {
 			other.deliver(payload)
 		}
 	}
-	r.opts.Publish(key, c.topic, c.flags.QoS(), payload)
+	r.opts.Publish(key, c.topic, c.flags.QoS(), payload, settled)
 	return nil
 }
 

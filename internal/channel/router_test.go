@@ -25,7 +25,7 @@ type node struct {
 func newNode(t *testing.T, opts RouterOptions) *node {
 	t.Helper()
 	n := &node{subs: map[string]byte{}, received: map[Key][]string{}}
-	opts.Publish = func(_ Key, topic string, qos byte, payload []byte) {
+	opts.Publish = func(_ Key, topic string, qos byte, payload []byte, _ func()) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.sent = append(n.sent, fmt.Sprintf("%s:%d:%s", topic, qos, payload))
@@ -59,7 +59,7 @@ func TestLoopback(t *testing.T) {
 	writer := n.open(t, 3, 0, Write, "app/a", "")
 	other := n.open(t, 3, 1, Read, "app/b", "")
 
-	require.NoError(t, n.Publish(sender, []byte("one")))
+	require.NoError(t, n.Publish(sender, []byte("one"), nil))
 	for _, k := range []Key{sameModule, sameRuntime, below} {
 		assert.Equal(t, []string{"one"}, n.received[k], "%v", k)
 	}
@@ -80,7 +80,7 @@ func TestChannelsOfOneWorkerAreNotGivenTheirMessagesTwice(t *testing.T) {
 	a := n.open(t, 0, 0, Write, "x", "worker-1")
 	b := n.open(t, 1, 0, Read, "x", "worker-1")
 	c := n.open(t, 2, 0, Read, "x", "worker-2")
-	require.NoError(t, n.Publish(a, []byte("m")))
+	require.NoError(t, n.Publish(a, []byte("m"), nil))
 	assert.Empty(t, n.received[b], "the worker has delivered it")
 	assert.Equal(t, []string{"m"}, n.received[c])
 	n.FromBroker("x", []byte("n"))
@@ -103,10 +103,10 @@ func TestRefusals(t *testing.T) {
 	reader := n.open(t, 0, 0, Read, "a/#", "")
 	writer := n.open(t, 0, 1, Write, "a/b", "")
 	none := func([]byte) {}
-	assert.ErrorIs(t, n.Publish(reader, nil), errdefs.ErrPermissionDenied, "so nothing is published to a wildcard")
-	assert.ErrorIs(t, n.Publish(Key{"rt", 0, 9}, nil), errdefs.ErrNotFound)
-	assert.ErrorIs(t, n.Publish(Key{"rt", 200, 0}, nil), errdefs.ErrNotFound)
-	assert.ErrorIs(t, n.Publish(writer, []byte("12345")), errdefs.ErrInvalidArgument)
+	assert.ErrorIs(t, n.Publish(reader, nil, nil), errdefs.ErrPermissionDenied, "so nothing is published to a wildcard")
+	assert.ErrorIs(t, n.Publish(Key{"rt", 0, 9}, nil, nil), errdefs.ErrNotFound)
+	assert.ErrorIs(t, n.Publish(Key{"rt", 200, 0}, nil, nil), errdefs.ErrNotFound)
+	assert.ErrorIs(t, n.Publish(writer, []byte("12345"), nil), errdefs.ErrInvalidArgument)
 	assert.EqualValues(t, 4, n.Stats().Refused)
 	assert.Empty(t, n.sent)
 	assert.ErrorIs(t, n.Close(Key{"rt", 0, 9}), errdefs.ErrNotFound)
@@ -153,9 +153,9 @@ func TestClosing(t *testing.T) {
 	a := n.open(t, 0, 0, ReadWrite, "t", "")
 	b := n.open(t, 1, 0, ReadWrite, "t", "")
 	require.NoError(t, n.Close(b))
-	require.NoError(t, n.Publish(a, []byte("m")))
+	require.NoError(t, n.Publish(a, []byte("m"), nil))
 	assert.Empty(t, n.received[b])
-	assert.ErrorIs(t, n.Publish(b, nil), errdefs.ErrNotFound)
+	assert.ErrorIs(t, n.Publish(b, nil, nil), errdefs.ErrNotFound)
 	assert.Contains(t, n.subs, "t")
 	n.CloseModule("rt", 0)
 	assert.Empty(t, n.subs)
@@ -272,7 +272,7 @@ func FuzzSubscriptionsCoverWhatIsOpen(f *testing.F) {
 }
 
 func TestMessagesWhileChannelsComeAndGo(t *testing.T) {
-	n := NewRouter(RouterOptions{Publish: func(Key, string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
+	n := NewRouter(RouterOptions{Publish: func(Key, string, byte, []byte, func()) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
 	sender := Key{"rt", 0, 0}
 	require.NoError(t, n.Open(sender, Open{Flags: Write, Topic: "t"}, "", func([]byte) {}))
 	var all sync.WaitGroup
@@ -281,7 +281,7 @@ func TestMessagesWhileChannelsComeAndGo(t *testing.T) {
 			for range 200 {
 				key := Key{"rt", m + 1, 0}
 				assert.NoError(t, n.Open(key, Open{Flags: Read, Topic: []string{"t", "+", "#", "x"}[m]}, "", func([]byte) {}))
-				assert.NoError(t, n.Publish(sender, nil))
+				assert.NoError(t, n.Publish(sender, nil, nil))
 				assert.NoError(t, n.Close(key))
 			}
 		})
@@ -297,7 +297,7 @@ func TestLoopbackIsFast(t *testing.T) {
 	payload := []byte("message")
 	for i := range times {
 		start := time.Now()
-		require.NoError(t, n.Publish(sender, payload))
+		require.NoError(t, n.Publish(sender, payload, nil))
 		times[i] = time.Since(start)
 	}
 	slices.Sort(times)
@@ -309,7 +309,7 @@ func BenchmarkLoopback(b *testing.B) {
 	payload := []byte("message")
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := n.Publish(sender, payload); err != nil {
+		if err := n.Publish(sender, payload, nil); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -317,7 +317,7 @@ func BenchmarkLoopback(b *testing.B) {
 
 // busyRouter makes a Router with 128 modules with 8 channels each. A message of the sender matches one of them.
 func busyRouter(tb testing.TB) (*Router, Key) {
-	n := NewRouter(RouterOptions{Publish: func(Key, string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
+	n := NewRouter(RouterOptions{Publish: func(Key, string, byte, []byte, func()) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
 	for m := range 128 {
 		for fd := range 8 {
 			o := Open{FD: fd, Flags: Read, Topic: fmt.Sprintf("app/%d/%d", m, fd)}

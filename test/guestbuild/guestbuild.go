@@ -27,6 +27,12 @@ func Wasm(t testing.TB, module, pkg string) string {
 	return build(t, module, pkg, []string{"GOOS=wasip1", "GOARCH=wasm"}, "-buildmode=c-shared")
 }
 
+// Command is like Wasm, for a program that begins at main.
+func Command(t testing.TB, module, pkg string) string {
+	t.Helper()
+	return build(t, module, pkg, []string{"GOOS=wasip1", "GOARCH=wasm"})
+}
+
 // Native is like Wasm, for a program that runs on this machine.
 func Native(t testing.TB, module, pkg string) string {
 	t.Helper()

@@ -38,6 +38,7 @@ type outgoing struct {
 	payload []byte
 	module  string        // that sent the message on a channel; otherwise "", and the topic has it
 	done    func(error)   // may be nil
+	settled func()        // of a module's message; may be nil
 	flushed chan struct{} // if set, this is a marker and not a message; closed once the client has all earlier messages
 }
 
@@ -71,13 +72,18 @@ func (q *outQueue) discard(all []outgoing) {
 
 func (o outgoing) loss(reason string) loss { return loss{reason, o.module, o.topic} }
 
-// publish queues a message of a channel, or drops it.
-func (q *outQueue) publish(from channel.Key, topic string, qos byte, payload []byte) {
-	o := outgoing{topic: topic, qos: qos, payload: payload}
+// publish queues a message of a channel, or drops it. A message that its runtime keeps until it is settled is always queued:
+// the runtime bounds their number.
+func (q *outQueue) publish(from channel.Key, topic string, qos byte, payload []byte, settled func()) {
+	o := outgoing{topic: topic, qos: qos, payload: payload, settled: settled}
 	if h := q.m.host(from.Runtime); h != nil {
 		if mod := h.at(from.Module); mod != nil {
 			o.module = mod.uuid
 		}
+	}
+	if settled != nil {
+		q.queue.force(o, len(payload))
+		return
 	}
 	q.offer(o)
 }
@@ -159,9 +165,12 @@ func (q *outQueue) run() {
 			close(o.flushed)
 			continue
 		}
-		err := q.m.client.Publish(q.ctx, o.topic, o.qos, false, o.payload)
-		if err != nil && o.done == nil {
+		err := q.m.client.PublishThen(q.ctx, o.topic, o.qos, false, o.payload, o.settled)
+		if err != nil && o.done == nil && q.ctx.Err() == nil {
 			q.m.drop(o.loss("no-broker"), 1, err)
+			if o.settled != nil {
+				o.settled()
+			}
 		}
 		if o.done != nil {
 			o.done(err)

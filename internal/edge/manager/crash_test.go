@@ -183,8 +183,8 @@ type recording struct {
 	queue []string
 }
 
-func (r *recording) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
-	err := r.Client.Publish(ctx, topic, qos, retain, payload)
+func (r *recording) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func()) error {
+	err := r.Client.PublishThen(ctx, topic, qos, retain, payload, settled)
 	if e, bad := wire.ParseEnvelope(payload); err == nil && bad == nil && e.Action == wire.ActionExited {
 		data, _ := wire.ParseModuleData(e.Data)
 		r.mu.Lock()

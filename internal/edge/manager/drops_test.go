@@ -74,7 +74,11 @@ func TestDropsOfASlowBroker(t *testing.T) {
 	r := newRig(t, nil, func(b *bus) { b.stalled = stalled })
 	defer close(stalled)
 	r.modules(r.b, 1)
-	for full := false; !full; { // one message is with the client
+	r.m.out.queue.force(outgoing{topic: "other"}, 0)
+	if err := poll(t.Context(), func() bool { return r.m.out.queue.len() == 0 }); err != nil {
+		t.Fatalf("the client has not got one message: %v", err)
+	}
+	for full := false; !full; {
 		_, ok := r.m.out.queue.put(outgoing{topic: "other"}, 0, false)
 		full = !ok
 	}

@@ -152,6 +152,11 @@ func (b *bus) orchestrate(m mqtt.Message) {
 }
 
 func (c *busClient) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
+	return c.PublishThen(ctx, topic, qos, retain, payload, nil)
+}
+
+// PublishThen settles a message when the bus has it, or it waits for the connection.
+func (c *busClient) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func()) error {
 	if err := channel.ValidTopic(topic); err != nil {
 		return err
 	}
@@ -177,6 +182,9 @@ func (c *busClient) Publish(ctx context.Context, topic string, qos byte, retain 
 		return fmt.Errorf("away: %w", errdefs.ErrUnavailable)
 	default:
 		c.queued = append(c.queued, m)
+	}
+	if settled != nil {
+		settled()
 	}
 	return nil
 }

@@ -35,6 +35,14 @@ func (q *queue[T]) put(item T, size int, evict bool) (dropped []T, ok bool) {
 	return dropped, true
 }
 
+// force appends an item even if there is no room.
+func (q *queue[T]) force(item T, size int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.items, q.sizes, q.size = append(q.items, item), append(q.sizes, size), q.size+size
+	poke(q.more)
+}
+
 // take removes and returns the oldest item. It reports false if the queue is empty.
 func (q *queue[T]) take() (item T, ok bool) {
 	q.mu.Lock()

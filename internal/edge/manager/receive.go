@@ -53,16 +53,19 @@ func (h *host) fromModule(msg channel.Message) {
 	mod := h.at(msg.Module)
 	if mod == nil {
 		h.m.refuse("unknown-index", "message from an unknown module", "runtime", h.info.Name, "index", msg.Module)
+		msg.Settle()
 		return
 	}
 	if !mod.rate.allow(time.Now(), len(msg.Payload)) {
 		h.m.drop(loss{"rate", mod.uuid, h.m.router.Topic(h.key(mod, msg.Arg))}, 1, nil)
+		msg.Settle()
 		return
 	}
 	if mod.logs[msg.Arg] {
 		h.m.out.put(h.m.config.Topics.ModuleLog(h.info.UUID, mod.uuid), 0, bytes.TrimSuffix(msg.Payload, []byte("\n")))
 	}
-	if err := h.m.router.Publish(h.key(mod, msg.Arg), msg.Payload); err != nil {
+	if err := h.m.router.Publish(h.key(mod, msg.Arg), msg.Payload, msg.Settled); err != nil {
+		msg.Settle()
 		h.m.refuse("channel", "cannot publish a module's message", "runtime", h.info.Name, "module", mod.uuid, "fd", msg.Arg, "err", err)
 	}
 }

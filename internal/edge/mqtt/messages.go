@@ -13,6 +13,11 @@ import (
 const packetOverhead = 32
 
 func (c *client) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
+	return c.PublishThen(ctx, topic, qos, retain, payload, nil)
+}
+
+// PublishThen implements Client.
+func (c *client) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func()) error {
 	if err := checkTopic(topic, qos); err != nil {
 		return fmt.Errorf("mqtt: publish: %w", err)
 	}
@@ -23,7 +28,7 @@ func (c *client) Publish(ctx context.Context, topic string, qos byte, retain boo
 		return errClosed
 	}
 	if qos > 0 {
-		return c.out.add(ctx, &item{topic: topic, payload: payload, qos: qos, retain: retain})
+		return c.out.add(ctx, &item{topic: topic, payload: payload, qos: qos, retain: retain, settled: settled})
 	}
 	l := c.current()
 	if l == nil {
@@ -39,6 +44,9 @@ func (c *client) Publish(ctx context.Context, topic string, qos byte, retain boo
 		return fmt.Errorf("mqtt: publish to %q with QoS 0: %v: %w", topic, err, errdefs.ErrUnavailable)
 	}
 	c.sent.Add(1)
+	if settled != nil {
+		settled()
+	}
 	return nil
 }
 

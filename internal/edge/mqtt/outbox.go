@@ -24,7 +24,14 @@ type item struct {
 	expires  time.Time
 	id       uint16 // packet identifier while in flight
 	released bool   // QoS 2: PUBREC received, PUBCOMP expected
+	settled  func() // called when the outbox no longer keeps the message; may be nil
 	tries    int    // consecutive connections that ended early with this message as the oldest in flight
+}
+
+func (i *item) settle() {
+	if i.settled != nil {
+		i.settled()
+	}
 }
 
 func (i *item) size() int64 { return int64(len(i.topic) + len(i.payload)) }
@@ -89,6 +96,7 @@ func (o *outbox) add(ctx context.Context, it *item) error {
 				o.dropped++
 				o.report(loss{it.topic, noRoom}, 1)
 				o.mu.Unlock()
+				it.settle()
 				return nil
 			}
 		}
@@ -119,6 +127,7 @@ func (o *outbox) drop(it *item, reason string) {
 	o.used -= it.size()
 	o.dropped++
 	o.report(loss{it.topic, reason}, 1)
+	it.settle()
 }
 
 func (o *outbox) wake() {
@@ -237,6 +246,7 @@ func (o *outbox) done(id uint16, code packet.Code) *item {
 	default:
 		o.used -= it.size()
 		o.published++
+		it.settle()
 	}
 	o.broadcast()
 	o.wake()
@@ -265,6 +275,7 @@ func (o *outbox) resume(kept bool) []item {
 		if it.released {
 			o.used -= it.size()
 			o.published++
+			it.settle()
 			continue
 		}
 		queue = append(queue, it)

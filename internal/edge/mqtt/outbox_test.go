@@ -225,3 +225,28 @@ func TestInbox(t *testing.T) {
 	_, ok := b.next()
 	assert.False(t, ok)
 }
+
+// TestSettled checks that a message is settled once the outbox no longer keeps it, for whatever reason, and not by close.
+func TestSettled(t *testing.T) {
+	var settled []string
+	o := newOutbox(2, 1000, time.Hour, func(loss, int) {})
+	add := func(name string) {
+		require.NoError(t, o.add(t.Context(), &item{topic: name, qos: 1, settled: func() { settled = append(settled, name) }}))
+	}
+	add("oldest")
+	add("a")
+	add("b")
+	require.Equal(t, []string{"oldest"}, settled, "there was no room without a connection")
+	o.resume(false)
+	a, b := o.next(10), o.next(10)
+	o.done(a.id, packet.Success)
+	require.Equal(t, []string{"oldest", "a"}, settled)
+	o.done(b.id, packet.NotAuthorized)
+	require.Equal(t, []string{"oldest", "a", "b"}, settled, "the broker refused it")
+	add("expired")
+	o.expire(time.Now().Add(2 * time.Hour))
+	require.Equal(t, []string{"oldest", "a", "b", "expired"}, settled)
+	add("kept")
+	o.close()
+	require.Equal(t, []string{"oldest", "a", "b", "expired"}, settled, "the next process sends it")
+}

@@ -78,6 +78,9 @@ func (m *module) connection() error {
 	if m.r.ctx.Err() != nil { // Close may have missed this connection
 		return nil
 	}
+	settled := newSettler(conn)
+	defer close(settled.done)
+	m.r.spawn(settled.run)
 	for {
 		message, err := conn.Read()
 		if err != nil {
@@ -85,6 +88,11 @@ func (m *module) connection() error {
 				m.r.log.Warn("connection for a module's channels lost", "module", m.uuid, "err", err)
 			}
 			break
+		}
+		if !message.Control && m.keeps(message.Arg) {
+			if message.Settled = m.r.hold(len(message.Payload), settled.received()); message.Settled == nil {
+				break
+			}
 		}
 		if !m.forward(message) {
 			break
@@ -103,7 +111,7 @@ func (m *module) connection() error {
 func (m *module) forward(message channel.Message) bool {
 	message.Module = m.index
 	if message.Control {
-		fd, open := 0, false
+		fd, open, qos := 0, false, byte(0)
 		switch message.Arg {
 		case channel.OpenChannel:
 			o, err := channel.ParseOpen(message.Payload)
@@ -111,7 +119,7 @@ func (m *module) forward(message channel.Message) bool {
 				m.r.log.Warn("cannot open a channel", "module", m.uuid, "err", err)
 				return true
 			}
-			fd, open = o.FD, true
+			fd, open, qos = o.FD, true, o.Flags.QoS()
 		case channel.CloseChannel:
 			var err error
 			if fd, err = channel.ParseClose(message.Payload); err != nil {
@@ -126,13 +134,20 @@ func (m *module) forward(message channel.Message) bool {
 		}
 		m.mu.Lock()
 		if open {
-			m.open[fd] = true
+			m.open[fd] = qos
 		} else {
 			delete(m.open, fd)
 		}
 		m.mu.Unlock()
 	}
 	return m.r.send(outgoing{Message: message})
+}
+
+// keeps reports whether the worker keeps the channel's messages until they are settled.
+func (m *module) keeps(fd int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.open[fd] > 0
 }
 
 // closeChannels reports to the manager that all channels are closed. The worker opens them again on the next
@@ -163,7 +178,8 @@ func (r *Runtime) Send(_ context.Context, message channel.Message) error {
 	// A worker gives a message to the channel that has the number now. So a message is sent only on the connection on
 	// which the worker has opened the channel.
 	m.mu.Lock()
-	conn, open := m.conn, m.open[message.Arg]
+	conn := m.conn
+	_, open := m.open[message.Arg]
 	m.mu.Unlock()
 	if conn == nil || !open {
 		return fmt.Errorf("module %s has not opened channel %d: %w", m.uuid, message.Arg, errdefs.ErrFailedPrecondition)

@@ -1,7 +1,6 @@
 package unitpods
 
 import (
-	"errors"
 	"io"
 	"testing"
 	"time"
@@ -113,10 +112,61 @@ func TestBadFramesOfAWorker(t *testing.T) {
 	conn := <-raw
 	_, err := conn.Write([]byte{0xff, 0xff, 0xff, 0xff, 0, 0})
 	r.must(err)
-	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+	if _, err := io.Copy(io.Discard, conn); err != nil {
 		t.Errorf("after an oversized frame: %v", err)
 	}
 	r.worker() // the next connection
+}
+
+// TestSettled: a worker learns which messages with QoS 1 or 2 it need not keep, in the order in which it sent them, and those
+// with QoS 0 do not count.
+func TestSettled(t *testing.T) {
+	r := newRig(t)
+	r.create(0, uuid, withChannel)
+	w := r.worker()
+	reliable := channel.Open{FD: 1, Flags: channel.Write | channel.QoS1, Topic: "app/r"}
+	r.must(w.Write(open(0, "app/c")))
+	r.must(w.Write(channel.Message{Header: channel.Header{Control: true, Arg: channel.OpenChannel}, Payload: reliable.Append(nil)}))
+	r.receive()
+	r.receive()
+	var all []channel.Message
+	for _, fd := range []int{1, 0, 1, 1} {
+		r.must(w.Write(channel.Message{Header: channel.Header{Arg: fd}, Payload: []byte("m")}))
+		all = append(all, r.receive())
+	}
+	if all[1].Settled != nil {
+		t.Error("a message with QoS 0 is settled")
+	}
+	all[2].Settled()
+	all[0].Settled()
+	r.settled(w, 2)
+	all[3].Settled()
+	r.settled(w, 3)
+}
+
+// TestUnsettledWait: a module with too many messages on their way to the broker waits, and others do not.
+func TestUnsettledWait(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Unsettled = 1 })
+	r.create(0, uuid, withChannel)
+	w := r.worker()
+	r.must(w.Write(channel.Message{Header: channel.Header{Control: true, Arg: channel.OpenChannel},
+		Payload: channel.Open{FD: 1, Flags: channel.Write | channel.QoS1, Topic: "app/r"}.Append(nil)}))
+	r.must(w.Write(open(0, "app/c")))
+	for range 2 {
+		r.must(w.Write(channel.Message{Header: channel.Header{Arg: 1}, Payload: []byte("m")}))
+	}
+	r.receive()
+	r.receive()
+	first := r.receive()
+	select {
+	case m := <-r.Runtime.out:
+		t.Errorf("%+v is on its way", m)
+	default:
+	}
+	first.Settled()
+	r.settled(w, 1)
+	r.receive().Settled()
+	r.settled(w, 2)
 }
 
 func TestMessagesForNobody(t *testing.T) {

@@ -46,7 +46,7 @@ type module struct {
 	mu         sync.Mutex
 	conn       *channel.Conn
 	group      string
-	open       map[int]bool // channels that were reported to the manager
+	open       map[int]byte // channels that were reported to the manager, with their QoS
 	stopReason string       // why the runtime ends the module; "" if it does not
 	timer      *time.Timer
 	end        *ending
@@ -54,7 +54,7 @@ type module struct {
 
 func (r *Runtime) newModule(index int, data wire.ModuleData) *module {
 	return &module{
-		r: r, index: index, uuid: data.UUID(), name: data.Name(), open: map[int]bool{},
+		r: r, index: index, uuid: data.UUID(), name: data.Name(), open: map[int]byte{},
 		created: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{}), channelsDone: make(chan struct{}),
 	}
 }

@@ -277,7 +277,7 @@ func TestAllModules(t *testing.T) {
 		}
 		r.must(<-failed)
 		for range channel.MaxModules {
-			_ = r.worker().Close()
+			_ = (<-r.guests.conns).Close()
 		}
 	}
 	if n := len(r.node.Pods()); n != 0 {

@@ -293,10 +293,21 @@ func (r *rig) worker() *channel.Conn {
 	case conn := <-r.guests.conns:
 		c := channel.NewConn(conn, channel.ConnOptions{})
 		r.TB.Cleanup(func() { _ = c.Close() })
+		r.settled(c, 0)
 		return c
 	case <-time.After(patience):
 		r.Fatal("nobody connects to the channels")
 		return nil
+	}
+}
+
+// settled checks that the worker is told how many messages it need not keep.
+func (r *rig) settled(w *channel.Conn, want uint64) {
+	r.Helper()
+	m, err := w.Read()
+	r.must(err)
+	if n, err := channel.ParseSettled(m.Payload); !m.Control || m.Arg != channel.Settled || n != want || err != nil {
+		r.Errorf("the worker got %+v, want that %d are settled", m, want)
 	}
 }
 

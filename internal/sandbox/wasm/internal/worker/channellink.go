@@ -1,8 +1,10 @@
 package worker
 
 import (
+	"errors"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -13,25 +15,36 @@ import (
 // Limits on the backlog of messages to the daemon. When the backlog is full, guests wait for room while a daemon is
 // connected to the worker, even if it has not linked the pod's channels yet. If there is no daemon, or if messages have
 // waited for stallTimeout and the daemon has read none, the oldest messages are dropped instead.
+//
+// Messages of channels with QoS 1 and 2 ("reliable") stay in the backlog until the daemon has settled them
+// (channel.Settled), and the next daemon gets those again that were not settled. A guest that sends them waits for room, even
+// without a daemon, until nothing has been settled for patience.
 const (
 	maxBacklogMessages = 4096
 	maxBacklogBytes    = 32 << 20
 	stallTimeout       = 5 * time.Second
-	flushTimeout       = 2 * time.Second // for the remaining messages after the pod has ended
-	batchMessages      = 256             // frames per write
-	batchBytes         = 256 << 10       // message bytes per write
+	patience           = 30 * time.Second
+	flushTimeout       = 2 * time.Second  // for the remaining messages after the pod has ended
+	awaitDaemon        = 10 * time.Second // for the next daemon, if reliable messages remain
+	greetTimeout       = 5 * time.Second  // for the daemon's first message about what it has settled; older daemons send none
+	batchMessages      = 256              // frames per write
+	batchBytes         = 256 << 10        // message bytes per write
 )
 
 // backlog holds the messages to be sent to the daemon. channels.mu guards it.
 type backlog struct {
-	queue    []outgoing
-	bytes    int
-	daemon   *presence
-	link     *link     // nil until the daemon has linked the channels, and after the link has ended
-	lastRead time.Time // time of the last successful write to the daemon, of connect, or when messages began to wait
-	ending   bool      // the pod has ended; new daemon connections are refused
-	writer   notifier
-	linked   notifier // woken by connect
+	queue     []outgoing
+	bytes     int        // of queue and unsettled
+	plain     int        // messages in queue that are not reliable
+	unsettled []outgoing // reliable messages that were sent on the link, in order
+	settled   uint64     // reliable messages of the link that are no longer in unsettled
+	progress  time.Time  // when a reliable message last left the backlog, or one began to wait
+	daemon    *presence
+	link      *link     // nil until the daemon has linked the channels, and after the link has ended
+	lastRead  time.Time // time of the last successful write to the daemon, of connect, or when messages began to wait
+	ending    bool      // the pod has ended; new daemon connections are refused
+	writer    notifier
+	linked    notifier // woken by connect
 }
 
 // presence says whether a daemon is connected to the worker. All pods of the worker share it.
@@ -59,9 +72,21 @@ type link struct {
 	conn      *channel.Conn // used to read
 	out       []byte
 	announced map[int]*port // open ports that the daemon knows about, by number; used only by the writer
+	settles   mode          // channels.mu guards it
+	greeted   chan struct{} // closed by the reader when settles is yes
+	late      atomic.Bool   // the reader has ended at the deadline of flush
 	gone      chan struct{} // closed by the reader when the connection ends
 	ended     chan struct{} // closed when the writer has ended
 }
+
+// mode says whether the daemon tells which messages it has settled: it can be unknown only before the first message is sent.
+type mode int
+
+const (
+	unknown mode = iota
+	yes
+	no
+)
 
 // frame is a frame to be sent to the daemon. The field port is the port that sent the message, or nil for a control
 // frame.
@@ -70,14 +95,24 @@ type frame struct {
 	port *port
 }
 
-func (b *backlog) full() bool {
-	return len(b.queue) >= maxBacklogMessages || b.bytes >= maxBacklogBytes
+// reliable reports whether messages of the port are kept until they are settled.
+func (p *port) reliable() bool { return p.flags.QoS() > 0 }
+
+func (b *backlog) full(reliable bool) bool {
+	n := len(b.queue)
+	if reliable {
+		n += len(b.unsettled)
+	}
+	return n >= maxBacklogMessages || b.bytes >= maxBacklogBytes
 }
 
-// busy reports whether the backlog is full but a daemon drains it or is about to link, so that a guest should wait.
-func (b *backlog) busy() bool {
-	if !b.full() {
+// busy reports whether the backlog is full for messages of the given kind, and a guest should wait.
+func (b *backlog) busy(reliable bool) bool {
+	if !b.full(reliable) {
 		return false
+	}
+	if reliable && time.Since(b.progress) < patience {
+		return true
 	}
 	since := b.daemon.since.Load()
 	if b.link == nil && since == 0 {
@@ -86,39 +121,99 @@ func (b *backlog) busy() bool {
 	return time.Since(b.lastRead) < stallTimeout || b.link == nil && time.Since(time.Unix(0, since)) < stallTimeout
 }
 
-// add queues a message and returns the older messages that it dropped to make room.
+// add queues a message and returns the messages that it dropped to make room: first those that are not reliable, and
+// then the oldest.
 func (b *backlog) add(p *port, m []byte) (lost []outgoing) {
-	for b.full() {
-		lost = append(lost, b.take())
+	reliable := p.reliable()
+	for b.full(reliable) {
+		switch {
+		case b.plain > 0:
+			lost = append(lost, b.takeAt(slices.IndexFunc(b.queue, func(o outgoing) bool { return !o.port.reliable() })))
+		case !reliable:
+			return append(lost, outgoing{p, m})
+		case len(b.unsettled) > 0:
+			b.settle(1) // the daemon has it
+		default:
+			lost = append(lost, b.takeAt(0))
+		}
 	}
 	if len(b.queue) == 0 {
 		b.lastRead = time.Now() // an idle time does not count as the daemon's delay
 	}
-	b.queue = append(b.queue, outgoing{p, m})
-	b.bytes += len(m)
-	p.queued++
+	if reliable && len(b.unsettled) == 0 && len(b.queue) == b.plain {
+		b.progress = time.Now()
+	}
+	b.push(outgoing{p, m})
 	b.writer.wake()
 	return lost
 }
 
-func (b *backlog) take() outgoing {
-	o := b.queue[0]
-	b.queue[0] = outgoing{}
-	b.queue = b.queue[1:]
-	b.bytes -= len(o.message)
-	o.port.queued--
+func (b *backlog) push(o outgoing) {
+	b.queue = append(b.queue, o)
+	b.count(o, 1)
+}
+
+// count adds n messages like o to the figures of the queue.
+func (b *backlog) count(o outgoing, n int) {
+	b.bytes += n * len(o.message)
+	o.port.queued += n
+	if !o.port.reliable() {
+		b.plain += n
+	}
+}
+
+func (b *backlog) takeAt(n int) outgoing {
+	o := b.queue[n]
+	if n > 0 {
+		b.queue = slices.Delete(b.queue, n, n+1)
+	} else {
+		b.queue[0] = outgoing{}
+		b.queue = b.queue[1:]
+	}
+	b.count(o, -1)
 	return o
 }
 
-// putBack returns unsent messages to the front of the queue.
-func (b *backlog) putBack(frames []frame) {
-	var back []outgoing
+// send takes the oldest message from the queue for the link.
+func (b *backlog) send(l *link) outgoing {
+	o := b.takeAt(0)
+	if l.settles == yes && o.port.reliable() {
+		b.unsettled = append(b.unsettled, o)
+		b.bytes += len(o.message)
+	}
+	return o
+}
+
+// settle forgets the n oldest unsettled messages.
+func (b *backlog) settle(n int) {
+	for _, o := range b.unsettled[:n] {
+		b.bytes -= len(o.message)
+	}
+	clear(b.unsettled[:n])
+	if b.unsettled = b.unsettled[n:]; len(b.unsettled) == 0 {
+		b.unsettled = nil
+	}
+	b.settled += uint64(n)
+	b.progress = time.Now()
+}
+
+// putBack returns to the front of the queue what the daemon has not settled, and the unsent frames.
+func (b *backlog) putBack(l *link, frames []frame) {
+	if l.late.Load() {
+		b.settle(len(b.unsettled)) // the daemon has them, although the broker does not
+	}
+	back := b.unsettled
+	for _, o := range back {
+		b.bytes -= len(o.message)
+	}
+	b.unsettled, b.settled = nil, 0
 	for _, f := range frames {
-		if f.port != nil {
+		if f.port != nil && !(l.settles == yes && f.port.reliable()) { // those are in unsettled
 			back = append(back, outgoing{f.port, f.Payload})
-			b.bytes += len(f.Payload)
-			f.port.queued++
 		}
+	}
+	for _, o := range back {
+		b.count(o, 1)
 	}
 	b.queue = append(back, b.queue...)
 }
@@ -126,7 +221,7 @@ func (b *backlog) putBack(frames []frame) {
 // connect takes over a new connection to the daemon, and closes the previous one. It returns false if the pod has
 // ended.
 func (c *channels) connect(conn net.Conn) bool {
-	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), announced: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}
+	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), announced: map[int]*port{}, greeted: make(chan struct{}), gone: make(chan struct{}), ended: make(chan struct{})}
 	for {
 		c.mu.Lock()
 		old := c.backlog.link
@@ -153,24 +248,60 @@ func (c *channels) read(l *link) {
 	for {
 		m, err := l.conn.Read()
 		if err != nil {
+			l.late.Store(errors.Is(err, os.ErrDeadlineExceeded))
 			return
 		}
-		if !m.Control && m.Module == 0 {
+		switch {
+		case !m.Control && m.Module == 0:
 			c.receive(m.Arg, m.Payload)
+		case m.Control && m.Arg == channel.Settled:
+			c.settled(l, m.Payload)
 		}
 	}
+}
+
+// settled forgets the messages that the daemon has settled. Its first message of this kind says that it will do so.
+func (c *channels) settled(l *link, payload []byte) {
+	n, err := channel.ParseSettled(payload)
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.settles == unknown {
+		l.settles = yes
+		close(l.greeted)
+	}
+	b := &c.backlog
+	if b.link != l || l.settles != yes || n <= b.settled {
+		return
+	}
+	b.settle(int(min(n-b.settled, uint64(len(b.unsettled)))))
+	b.writer.wake() // wakes guests, and ends a link that waits for this
 }
 
 // write sends frames to the daemon until the connection or the pod ends.
 func (c *channels) write(l *link) {
 	defer close(l.ended)
 	defer l.conn.Close()
+	greet := time.NewTimer(greetTimeout)
+	defer greet.Stop()
+	select {
+	case <-l.greeted:
+	case <-greet.C:
+	case <-l.gone:
+	}
+	c.mu.Lock()
+	if l.settles == unknown {
+		l.settles = no
+	}
+	c.mu.Unlock()
 	for {
 		frames, last := c.next(l)
 		if len(frames) > 0 {
 			sent, err := l.write(frames)
 			if err != nil {
-				c.unlink(frames[sent:])
+				c.unlink(l, frames[sent:])
 				return
 			}
 			c.mu.Lock()
@@ -179,13 +310,13 @@ func (c *channels) write(l *link) {
 			continue
 		}
 		if last {
-			c.unlink(nil)
+			c.unlink(l, nil)
 			return
 		}
 		select {
 		case <-c.backlog.writer:
 		case <-l.gone:
-			c.unlink(nil)
+			c.unlink(l, nil)
 			return
 		}
 	}
@@ -213,19 +344,19 @@ func (l *link) write(frames []frame) (sent int, err error) {
 }
 
 // unlink forgets the connection, requeues the unsent frames and wakes guests that waited for the daemon to read.
-func (c *channels) unlink(frames []frame) {
+func (c *channels) unlink(l *link, frames []frame) {
 	c.mu.Lock()
 	c.backlog.link = nil
-	c.backlog.putBack(frames)
+	c.backlog.putBack(l, frames)
 	blocked := c.unblock()
 	c.mu.Unlock()
 	wake(blocked)
 }
 
-// unblock clears the flag blocked of all ports and returns the ports that were blocked. The caller holds c.mu.
+// unblock clears the flag blocked of the ports that need not wait any more, and returns these ports. The caller holds c.mu.
 func (c *channels) unblock() (blocked []*port) {
 	for _, p := range c.ports {
-		if p.blocked {
+		if p.blocked && !c.backlog.busy(p.reliable()) {
 			p.blocked = false
 			blocked = append(blocked, p)
 		}
@@ -239,15 +370,12 @@ func wake(ports []*port) {
 	}
 }
 
-// next returns the next batch of frames for the daemon. If the second result is true, the pod has ended and only queued
-// frames are left.
+// next returns the next batch of frames for the daemon. If the second result is true, the pod has ended, and nothing is left
+// that the daemon has to get or to settle.
 func (c *channels) next(l *link) (frames []frame, last bool) {
 	c.mu.Lock()
-	frames, last = c.frames(l), c.backlog.ending
-	var blocked []*port
-	if !c.backlog.busy() {
-		blocked = c.unblock()
-	}
+	frames, last = c.frames(l), c.backlog.ending && len(c.backlog.unsettled) == 0
+	blocked := c.unblock()
 	c.mu.Unlock()
 	wake(blocked)
 	return frames, last
@@ -267,7 +395,7 @@ func (c *channels) frames(l *link) (frames []frame) {
 		}
 	}
 	for size := 0; len(c.backlog.queue) > 0 && len(frames) < batchMessages && size < batchBytes; {
-		o := c.backlog.take()
+		o := c.backlog.send(l)
 		size += len(o.message)
 		if announced := l.announced[o.port.fd]; announced != o.port {
 			if announced != nil {
@@ -295,39 +423,52 @@ func controlFrame(kind int, payload []byte) frame {
 }
 
 // awaitLink waits until the daemon has linked the channels, if messages wait for a daemon that is connected to the
-// worker: a module can end before the daemon has made the link. It waits for at most flushTimeout.
+// worker: a module can end before the daemon has made the link. It waits for at most flushTimeout, or for awaitDaemon, even
+// without a daemon, if reliable messages wait.
 func (c *channels) awaitLink() {
-	timer := time.NewTimer(flushTimeout)
-	defer timer.Stop()
+	began, poll := time.Now(), time.NewTicker(flushTimeout/8)
+	defer poll.Stop()
 	for {
 		c.mu.Lock()
-		await := c.backlog.link == nil && len(c.backlog.queue) > 0 && c.backlog.daemon.since.Load() != 0
+		b := &c.backlog
+		await := b.link == nil && (len(b.queue) > b.plain && time.Since(began) < awaitDaemon ||
+			len(b.queue) > 0 && b.daemon.since.Load() != 0 && time.Since(began) < flushTimeout)
 		c.mu.Unlock()
 		if !await {
 			return
 		}
 		select {
-		case <-c.backlog.linked:
-		case <-timer.C:
-			return
+		case <-b.linked:
+		case <-poll.C:
 		}
 	}
 }
 
-// flush sends the backlog to the daemon, for at most flushTimeout once there is a link, and ends the connection. The
-// ports are already closed.
+// flush sends the backlog to the daemon, for at most flushTimeout once there is a link, and ends the connection. If the
+// daemon ends meanwhile with reliable messages that it has not settled, the next one gets them. The ports are already closed.
 func (c *channels) flush() {
-	c.awaitLink()
-	c.mu.Lock()
-	c.backlog.ending = true
-	l := c.backlog.link
-	c.backlog.writer.wake()
-	c.mu.Unlock()
-	if l != nil {
-		_ = l.raw.SetWriteDeadline(time.Now().Add(flushTimeout))
+	for began := time.Now(); time.Since(began) < awaitDaemon; {
+		c.awaitLink()
+		c.mu.Lock()
+		l, left := c.backlog.link, len(c.backlog.queue) > c.backlog.plain
+		c.backlog.ending = l != nil || !left
+		c.backlog.writer.wake()
+		c.mu.Unlock()
+		if l == nil {
+			break
+		}
+		_ = l.raw.SetDeadline(time.Now().Add(flushTimeout))
 		<-l.ended
+		c.mu.Lock()
+		left = len(c.backlog.queue) > c.backlog.plain
+		c.backlog.ending = !left
+		c.mu.Unlock()
+		if !left {
+			break
+		}
 	}
 	c.mu.Lock()
+	c.backlog.ending = true
 	lost := c.backlog.queue
 	c.backlog.queue = nil
 	c.mu.Unlock()

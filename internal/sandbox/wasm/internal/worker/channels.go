@@ -48,7 +48,7 @@ type channels struct {
 // its messages to the daemon itself.
 func newRouter() *channel.Router {
 	return channel.NewRouter(channel.RouterOptions{
-		Publish: func(channel.Key, string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
+		Publish: func(channel.Key, string, byte, []byte, func()) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
 	})
 }
 
@@ -214,7 +214,7 @@ func (p *port) Send(message []byte) error {
 		return engine.ErrWait
 	}
 	m := append([]byte(nil), message...) // shared by all receivers
-	if err := c.router.Publish(p.key(), m); err != nil {
+	if err := c.router.Publish(p.key(), m, nil); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -236,7 +236,7 @@ func (c *channels) lose(all []outgoing) {
 func (c *channels) room(p *port) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p.blocked = c.backlog.busy()
+	p.blocked = c.backlog.busy(p.reliable())
 	return !p.blocked
 }
 

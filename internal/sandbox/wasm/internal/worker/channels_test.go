@@ -87,20 +87,38 @@ func exited(tb testing.TB, w *Worker, id string) workerapi.Status {
 	return p.currentStatus()
 }
 
-// daemon is the daemon's end of a pod's channels.
+// daemon is the daemon's end of a pod's channels. It settles messages as it reads them, unless keep is set.
 type daemon struct {
-	tb   testing.TB
-	conn *channel.Conn
-	raw  net.Conn
+	tb       testing.TB
+	conn     *channel.Conn
+	raw      net.Conn
+	keep     bool
+	reliable map[int]bool
+	read     uint64 // messages that are to be settled
 }
 
+// connect connects a daemon.
 func connect(tb testing.TB, w *Worker, id string) *daemon {
+	tb.Helper()
+	d := connectOld(tb, w, id)
+	d.settle()
+	return d
+}
+
+// connectOld connects a daemon that does not say which messages it has settled.
+func connectOld(tb testing.TB, w *Worker, id string) *daemon {
 	tb.Helper()
 	theirs, ours := net.Pipe()
 	require.NoError(tb, ours.SetDeadline(time.Now().Add(soon)))
 	require.NoError(tb, w.Channels(context.Background(), id, theirs))
 	tb.Cleanup(func() { ours.Close() })
-	return &daemon{tb, channel.NewConn(ours, channel.ConnOptions{}), ours}
+	return &daemon{tb: tb, conn: channel.NewConn(ours, channel.ConnOptions{}), raw: ours, reliable: map[int]bool{}}
+}
+
+// settle settles what the daemon has read.
+func (d *daemon) settle() {
+	d.tb.Helper()
+	require.NoError(d.tb, d.conn.Write(channel.Message{Header: channel.Header{Control: true, Arg: channel.Settled}, Payload: channel.AppendSettled(nil, d.read)}))
 }
 
 // next reads a frame and formats it as text.
@@ -112,11 +130,16 @@ func (d *daemon) next() string {
 	case m.Control && m.Arg == channel.OpenChannel:
 		o, err := channel.ParseOpen(m.Payload)
 		require.NoError(d.tb, err)
+		d.reliable[o.FD] = o.Flags.QoS() > 0
 		return fmt.Sprintf("open %d %s %s", o.FD, o.Flags, o.Topic)
 	case m.Control && m.Arg == channel.CloseChannel:
 		return fmt.Sprintf("close %d", m.Payload[0])
 	case m.Control:
 		return fmt.Sprintf("control %d", m.Arg)
+	case d.reliable[m.Arg]:
+		if d.read++; !d.keep {
+			d.settle()
+		}
 	}
 	return fmt.Sprintf("%d:%s", m.Arg, m.Payload)
 }
@@ -199,10 +222,10 @@ func (c *channels) fill(tb testing.TB, fd int) (busy bool) {
 	tb.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for !c.backlog.full() {
+	for !c.backlog.full(false) {
 		require.Empty(tb, c.backlog.add(c.ports[fd], []byte("queued")))
 	}
-	return c.backlog.busy()
+	return c.backlog.busy(false)
 }
 
 // blocks waits until the guest waits for room in the backlog for its port fd.
@@ -482,7 +505,8 @@ func BenchmarkPublish(b *testing.B) {
 	defer ends[1].Close()
 	run(b, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
 	require.NoError(b, w.Channels(context.Background(), "a", ends[0]))
-	d := &daemon{b, channel.NewConn(ends[1], channel.ConnOptions{}), ends[1]}
+	d := &daemon{tb: b, conn: channel.NewConn(ends[1], channel.ConnOptions{}), raw: ends[1], reliable: map[int]bool{}}
+	d.settle()
 	d.expect("open 0 r start")
 	b.ResetTimer()
 	d.send(0, "go")
