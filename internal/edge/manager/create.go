@@ -116,10 +116,13 @@ func (h *host) launch(run context.Context, mod *module) {
 				return
 			}
 		case create:
-			if !h.createOnce(run, mod) {
+			err := h.createOnce(run, mod)
+			if err == nil {
 				return
 			}
-			pause(run, delay.delay(), mod.wake)
+			wait := delay.delay()
+			h.update(func() { mod.problem = problem{err: err, retryAt: time.Now().Add(wait)} })
+			pause(run, wait, mod.wake)
 		case settle:
 			h.settle(mod, status(codeKilled, "killed", "deleted before it ran"))
 			return
@@ -162,8 +165,8 @@ func (h *host) adopt(run context.Context, mod *module) (missing bool) {
 	return true
 }
 
-// createOnce asks the runtime to create the module. It reports whether to try again.
-func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
+// createOnce asks the runtime to create the module. It returns an error if the caller is to try again.
+func (h *host) createOnce(run context.Context, mod *module) error {
 	mod.box.start(run)
 	err := errors.Join(h.rt.Create(run, mod.record.Index, h.dataOf(mod)), createDone.Hit(run))
 	switch {
@@ -176,7 +179,7 @@ func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 	case errdefs.IsUnavailable(err):
 		h.m.refuse("create", "cannot create a module now", "runtime", h.info.Name, "module", mod.uuid, "err", err)
 		h.apply(mod, evRetry)
-		return true
+		return err
 	default:
 		failed := fmt.Errorf("create module %s: %w", mod.uuid, err)
 		if mod.record.Origin == fromScene {
@@ -186,7 +189,7 @@ func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 		}
 		h.finish(mod, status(codeNotCreated, "exited", err.Error()))
 	}
-	return false
+	return nil
 }
 
 // dataOf returns the module's data for its runtime: all fields verbatim, the index, and channels for the standard streams
@@ -202,7 +205,9 @@ func (h *host) dataOf(mod *module) wire.ModuleData {
 // runs is called once the module is running, and records this state. If the deletion of the module has been ordered
 // meanwhile, runs ends the module.
 func (h *host) runs(run context.Context, mod *module) {
-	if h.apply(mod, evRuns) == end {
+	var do action
+	h.update(func() { do, mod.problem = mod.apply(evRuns), problem{} })
+	if do == end {
 		h.end(run, mod)
 	}
 }

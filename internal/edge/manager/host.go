@@ -40,11 +40,13 @@ type host struct {
 	extra           map[string]any             // what Start returned, for the registration
 	keepaliveFields map[string]json.RawMessage // fields of the runtime's last keepalive
 	interval        time.Duration              // between keepalives, as the orchestrator says; 0 if unknown
+	refused         error                      // why the latest desired document was refused; nil if it was accepted
 	change          chan struct{}              // closed and replaced with every change of these fields
 
 	announced atomic.Bool // a scene-scoped peer has confirmed the runtime's registration on this connection
 
-	restarts map[string]*restart // of desired modules; the mutex orders guards it
+	restarts map[string]*restart // of desired modules; the mutex orders guards it and problems
+	problems map[string]problem  // of desired modules that could not be recorded at the latest attempt
 
 	recent *recentMessages
 
@@ -54,7 +56,7 @@ type host struct {
 }
 
 func newHost(m *Manager, rt runtime.Runtime) *host {
-	return &host{m: m, rt: rt, info: rt.Info(), recent: newRecentMessages(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{},
+	return &host{m: m, rt: rt, info: rt.Info(), recent: newRecentMessages(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{}, problems: map[string]problem{},
 		report: make(chan struct{}, 1), reconcile: make(chan struct{}, 1), beat: make(chan struct{}, 1)}
 }
 

@@ -9,12 +9,13 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// module is a module of a host. The host's mu guards state, record, repeatable and launching.
+// module is a module of a host. The host's mu guards state, record, problem, repeatable and launching.
 type module struct {
 	uuid       string
 	data       wire.ModuleData
 	record     record
 	state      state
+	problem    problem
 	repeatable bool          // the next create message for this uuid counts as a repetition
 	launching  bool          // the launcher is running
 	wake       chan struct{} // a token wakes the launcher
