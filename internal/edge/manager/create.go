@@ -55,6 +55,7 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 		return err
 	}
 	h.applyAndLaunch(mod, evRecorded)
+	h.admit()
 	return nil
 }
 
@@ -88,16 +89,21 @@ func (h *host) applyAndLaunch(mod *module, e event) {
 	switch do := mod.apply(e); {
 	case do == conclude:
 		h.m.wg.Go(guard.Func(h.m.log, "end of a module", func() { h.conclude(mod, mod.record.Exited) }))
-	case do == launch && h.up && !mod.launching:
-		mod.launching = true
-		run := h.run
-		h.calls.Add(1)
-		h.m.wg.Go(func() {
-			defer h.calls.Done()
-			guard.Func(h.m.log, "start of a module", func() { h.launch(run, mod) })()
-			h.update(func() { mod.launching = false })
-		})
+	case do == launch && h.up && !mod.launching && !h.held(mod):
+		h.startLauncher(mod)
 	}
+}
+
+// startLauncher starts the launcher of a module. The caller holds h.mu, and the runtime is up.
+func (h *host) startLauncher(mod *module) {
+	mod.launching = true
+	run := h.run
+	h.calls.Add(1)
+	h.m.wg.Go(func() {
+		defer h.calls.Done()
+		guard.Func(h.m.log, "start of a module", func() { h.launch(run, mod) })()
+		h.update(func() { mod.launching = false })
+	})
 }
 
 // apply applies an event to a module.
@@ -116,6 +122,7 @@ func (h *host) launch(run context.Context, mod *module) {
 				return
 			}
 		case create:
+			h.probation(run, mod)
 			err := h.createOnce(run, mod)
 			if err == nil {
 				return
@@ -252,7 +259,9 @@ func (h *host) deleteLocked(mod *module) error {
 		case do == end && h.up:
 			run = h.run
 			h.calls.Add(1)
-		case do == cancel, do == release && !h.info.Durable:
+		case do == cancel:
+			now = !h.up || !mod.launching
+		case do == release && !h.info.Durable:
 			now = !h.up
 		}
 	})

@@ -159,7 +159,7 @@ func outcome(payload []byte) (ok bool, reason string) {
 func reasonOf(payload []byte) string {
 	_, reason := outcome(payload)
 	switch reason {
-	case "exited", "killed", "trap", "oom", "deadline", "runtime-lost":
+	case "exited", "killed", "trap", "oom", "deadline", "runtime-lost", reasonCrash:
 		return reason
 	}
 	return "other"

@@ -40,8 +40,9 @@ type host struct {
 	extra           map[string]any             // what Start returned, for the registration
 	keepaliveFields map[string]json.RawMessage // fields of the runtime's last keepalive
 	interval        time.Duration              // between keepalives, as the orchestrator says; 0 if unknown
-	refused         error                      // why the latest desired document was refused; nil if it was accepted
-	change          chan struct{}              // closed and replaced with every change of these fields
+	suspects        suspects
+	refused         error         // why the latest desired document was refused; nil if it was accepted
+	change          chan struct{} // closed and replaced with every change of these fields
 
 	announced atomic.Bool // a scene-scoped peer has confirmed the runtime's registration on this connection
 
@@ -57,7 +58,8 @@ type host struct {
 
 func newHost(m *Manager, rt runtime.Runtime) *host {
 	return &host{m: m, rt: rt, info: rt.Info(), recent: newRecentMessages(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{}, problems: map[string]problem{},
-		report: make(chan struct{}, 1), reconcile: make(chan struct{}, 1), beat: make(chan struct{}, 1)}
+		suspects: newSuspects(),
+		report:   make(chan struct{}, 1), reconcile: make(chan struct{}, 1), beat: make(chan struct{}, 1)}
 }
 
 func (h *host) start() {
@@ -154,6 +156,7 @@ func (h *host) serve(extra map[string]any) error {
 	for _, mod := range h.all() {
 		h.applyAndLaunch(mod, evUp)
 	}
+	h.admit()
 	var err error
 	for {
 		var msg channel.Message
@@ -174,17 +177,23 @@ func (h *host) serve(extra map[string]any) error {
 func (h *host) lose() {
 	h.update(func() { h.up = false })
 	h.calls.Wait()
-	e := evDied
+	e, blamed := evDied, ""
 	switch {
 	case h.info.Durable:
 		e = evDetached
 	case h.isHalted():
 		e = evStopped
+	default:
+		blamed = h.blame()
 	}
 	for _, mod := range h.all() {
-		switch h.apply(mod, e) {
+		next, payload := e, status(codeKilled, "killed", "its runtime has ended")
+		if mod.uuid == blamed {
+			next, payload = evBlamed, h.crashStatus(mod.uuid)
+		}
+		switch h.apply(mod, next) {
 		case settle:
-			h.settle(mod, status(codeKilled, "killed", "its runtime has ended"))
+			h.settle(mod, payload)
 		case reportLost:
 			h.reportLost(mod)
 		}

@@ -114,6 +114,9 @@ func status(code int, reason, message string) []byte {
 	return object(map[string]any{"status": s})
 }
 
+// reasonCrash is the reason of the exit of a module that has made its runtime die again and again.
+const reasonCrash = "runtime-crash"
+
 // Exit codes that the manager itself reports.
 const (
 	codeNotCreated = 125 // as container engines report for a container that could not start

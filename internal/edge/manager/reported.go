@@ -3,6 +3,7 @@ package manager
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -97,6 +98,9 @@ func (h *host) reportNow() reported {
 			one.Error = notCreated(one.Exit)
 		}
 		one.failed(mod.problem)
+		if h.held(mod) {
+			one.Error = fmt.Sprintf("held back: the runtime %s died %d times in a row while it ran; other modules are tried first", h.info.Name, h.suspects.losses[mod.uuid])
+		}
 		r.Modules = append(r.Modules, one)
 	}
 	d := h.desired.Load()
