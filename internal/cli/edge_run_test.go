@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-
 )
 
 // TestAwaitRuntime: a module waits for a runtime to register with an orchestrator that has just started.
