@@ -47,7 +47,7 @@ var rooms = []room{
 	{dirs: []string{"internal/sandbox/linux"}, e2e: either(core, linux), crash: `^TestN2`, dependents: busy},
 	{dirs: []string{"internal/sandbox/wasm", "internal/component"}, e2e: `^Test(WasmServesGRPC|WasmProtocol|WasmTLS|WasmRestart|WasmDrains|WasmCommands|WasmHTTP|WasmImages|WasmConfigAndLogging|WasmEgress|WasmRoute|WasmSockets|WasmNames|WasmStats|WasmStandardStreams|W2TrapInOneRequest|W5WorkerIsKilled)$`, dependents: busy},
 	{dirs: []string{"internal/sandbox/vm"}, e2e: `^Test(VMPod|VMConsole|VMExec|VMDisk|VMVolumes|VMRefused|V1Killed)$`, dependents: busy},
-	{dirs: []string{"internal/edge", "internal/channel"}, e2e: `^TestEdge`, dependents: leaf},
+	{dirs: []string{"internal/edge", "internal/channel", "internal/loglimit"}, e2e: `^TestEdge`, dependents: leaf},
 	{dirs: []string{"internal/image"}, e2e: `^Test(Image|Images|PullFailures|SplitImageFileSystem)`, crash: `^TestN1DuringPull$`, dependents: leaf},
 	{dirs: []string{"internal/network"}, e2e: `^Test(Networking|NetworkNotReady|DualStack|MultipleContainers|PortForward|KubeletWaitsForTheNetwork|KubeletTellsThePodCIDR)$`, crash: `^TestN4NetworkPluginMisbehaves$`, dependents: leaf},
 	{dirs: []string{"internal/play"}, e2e: `^TestRunManifests$`, dependents: leaf},

@@ -27,7 +27,7 @@ func (k Key) moduleKey() moduleKey { return moduleKey{k.Runtime, k.Module} }
 // RouterOptions connect a Router to the broker, and set the Router's limits. The functions must neither block nor call
 // the Router. Calls to Subscribe and Unsubscribe do not overlap; calls to Publish can.
 type RouterOptions struct {
-	Publish     func(topic string, qos byte, payload []byte)
+	Publish     func(from Key, topic string, qos byte, payload []byte)
 	Subscribe   func(filter string, qos byte) // also called for a subscribed filter, to change its QoS or to get its retained messages again
 	Unsubscribe func(filter string)
 	// Held are the filters of the node's own subscriptions, with QoS 2. These subscriptions remain when a module closes
@@ -239,7 +239,7 @@ func (r *Router) Publish(key Key, payload []byte) error {
 			other.deliver(payload)
 		}
 	}
-	r.opts.Publish(c.topic, c.flags.QoS(), payload)
+	r.opts.Publish(key, c.topic, c.flags.QoS(), payload)
 	return nil
 }
 
@@ -285,6 +285,16 @@ func (r *Router) deliverFromBroker(topic string, payload []byte, retained bool) 
 			c.deliver(payload)
 		}
 	}
+}
+
+// Topic returns the topic of an open channel, or "" if it is not open.
+func (r *Router) Topic(key Key) string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if c := r.channels[key]; c != nil {
+		return c.topic
+	}
+	return ""
 }
 
 // Count returns the number of a module's open channels.

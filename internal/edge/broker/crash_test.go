@@ -132,6 +132,41 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestKilledAfterTheFirstAnswer kills the broker as soon as a publisher has PUBACK or PUBREC. The message arrives although
+// the publisher does not send it again, whether the client with the persistent session was away or had the message unread.
+func TestKilledAfterTheFirstAnswer(t *testing.T) {
+	for _, qos := range []byte{1, 2} {
+		for name, away := range map[string]bool{"away": true, "connected": false} {
+			t.Run(fmt.Sprintf("QoS %d, %s", qos, name), func(t *testing.T) {
+				t.Parallel()
+				s := process(t)
+				watch, _ := login(t, s, 5, keeping("watch"))
+				watch.join(qos, "t")
+				if away {
+					watch.leave()
+				}
+				pub, _ := login(t, s, 5, keeping("pub"))
+				for i := range 20 {
+					m := message{topic: "t", payload: fmt.Sprint(i), qos: qos, id: uint16(i + 1)}
+					pub.send(m.encode(5))
+				}
+				answer := map[byte]byte{1: typePuback, 2: typePubrec}[qos]
+				for i := range 20 {
+					require.EqualValues(t, i+1, pub.await(answer).id)
+				}
+				s.stop(t) // SIGKILL
+				s.start(t)
+				again, _ := login(t, s, 5, keeping("watch"))
+				var want []string
+				for i := range 20 {
+					want = append(want, fmt.Sprint(i))
+				}
+				assert.Equal(t, want, again.payloads(20))
+			})
+		}
+	}
+}
+
 // TestSessionEnds: removed subscriptions, ended sessions and received messages do not come back with a restart.
 func TestSessionEnds(t *testing.T) {
 	s := embedded(t, broker.Config{})

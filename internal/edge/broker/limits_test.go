@@ -89,3 +89,43 @@ func TestEachLimit(t *testing.T) {
 		assert.Equal(t, 1, count, "lines with %s in:\n%s", key, &lines)
 	}
 }
+
+// TestLossesAreLogged checks that each dropped message is counted, and that a line of the log names its client and topic.
+func TestLossesAreLogged(t *testing.T) {
+	var lines bytes.Buffer // see TestEachLimit
+	s := embedded(t, broker.Config{MaxQueued: 1, SessionExpiry: time.Minute, Log: slog.New(slog.NewTextHandler(&lines, nil))})
+	absent := func() {
+		require.Eventually(t, func() bool { return s.stats().Clients == 0 }, patience, time.Millisecond)
+	}
+	for _, id := range []string{"one", "two"} {
+		c, _ := login(t, s, 5, keeping(id))
+		c.join(1, "to/"+id)
+		c.conn.Close()
+	}
+	absent()
+	c, _ := login(t, s, 5, hello{id: "pub"})
+	for range 3 {
+		for _, topic := range []string{"to/one", "to/two"} {
+			assert.EqualValues(t, 0, c.publish(message{topic: topic, qos: 1}).code)
+		}
+	}
+	c.leave()
+	require.EqualValues(t, 4, s.stats().Dropped)
+	c, _ = login(t, s, 5, hello{id: "one"}) // ends the session, with the message in its queue
+	c.leave()
+	require.EqualValues(t, 5, s.stats().Dropped)
+	small, _ := login(t, s, 5, hello{id: "small", props: [][]byte{property(maximumPacketSize, 100)}})
+	small.join(1, "large")
+	c, _ = login(t, s, 5, hello{id: "pub"})
+	assert.EqualValues(t, 0, c.publish(message{topic: "large", payload: strings.Repeat("x", 200), qos: 1}).code)
+	require.Eventually(t, func() bool { return s.stats().Dropped == 6 }, patience, time.Millisecond)
+	s.stop(t)
+	for _, want := range []string{
+		`queue is full (broker.max_queued, broker.max_queued_bytes)" client=one topic=to/one messages=1`,
+		`queue is full (broker.max_queued, broker.max_queued_bytes)" client=two topic=to/two messages=1`,
+		`session of an absent client has ended" client=one topic=to/one messages=1`,
+		`maximum packet size" client=small topic=large messages=1`,
+	} {
+		assert.Contains(t, lines.String(), want)
+	}
+}

@@ -79,7 +79,7 @@ func (s *server) publish(m *message, first func() bool) error {
 // pass gives a delivery to a session, and counts it if the session has no room. An absent client gets nothing with QoS 0.
 func (s *server) pass(to *session, d delivery) {
 	if !to.enqueue(d, nil, false) && (d.qos > 0 || to.online()) {
-		s.drop(to)
+		s.drop(to, d.topic)
 	}
 }
 
@@ -136,7 +136,7 @@ func (g *group) publish(m *message) {
 		return
 	}
 	if missed := g.members[start%len(g.members)]; min(m.qos, missed.QoS) > 0 || missed.session.online() { // see pass
-		missed.session.server.drop(missed.session)
+		missed.session.server.drop(missed.session, m.topic)
 	}
 }
 
@@ -222,7 +222,7 @@ func (s *server) forgetRetained(n *node) {
 // of them; a client that goes on to subscribe without reading gets no more. server.mu is locked.
 func (s *server) sendRetained(sub *subscription, now time.Time) {
 	if sub.session.backlog() > 2*s.retainedCount+s.cfg.MaxQueued {
-		s.drop(sub.session)
+		s.drop(sub.session, sub.Filter)
 		return
 	}
 	var expired []*node

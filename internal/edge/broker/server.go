@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/tripod-run/tripod/internal/edge/packet"
+	"github.com/tripod-run/tripod/internal/loglimit"
 	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
@@ -51,7 +53,8 @@ type server struct {
 	received, sent, dropped, refused, denied atomic.Uint64
 
 	meters   [limitCount]meter
-	origins  rate.Sometimes // for the log
+	losses   loglimit.Limiter[loss] // of the log lines about dropped messages
+	origins  rate.Sometimes         // for the log
 	serving  sync.WaitGroup
 	stop     chan struct{}
 	closed   sync.Once
@@ -75,7 +78,7 @@ func New(cfg Config) (Broker, error) {
 		return nil, err
 	}
 	s := &server{
-		origins: rated(), cfg: cfg, log: cfg.Log, users: who, store: st, records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
+		origins: rated(), losses: loglimit.Limiter[loss]{Every: logInterval}, cfg: cfg, log: cfg.Log, users: who, store: st, records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
 		sessions: map[string]*session{}, wills: map[string]*will{}, conns: map[*conn]struct{}{}, stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	for l := range s.meters {
@@ -364,10 +367,32 @@ func (s *server) endSession(ended *session) (previous *conn) {
 	return previous
 }
 
+// loss says which messages were dropped, and why.
+type loss struct{ client, topic, why string }
+
+// Reasons of losses.
+const (
+	lossQueue  = "messages are dropped, because the client's queue is full (broker.max_queued, broker.max_queued_bytes)"
+	lossPacket = "messages are dropped, because they are larger than the client's maximum packet size"
+	lossEnd    = "messages are dropped, because the session of an absent client has ended"
+)
+
 // drop counts a message that a session had no room for.
-func (s *server) drop(of *session) {
+func (s *server) drop(of *session, topic string) {
+	s.meters[limitQueue].count.Add(1)
+	s.lose(loss{of.id, topic, lossQueue})
+}
+
+// lose counts a dropped message, and logs it if the limit of the lines allows.
+func (s *server) lose(l loss) {
+	const most = 256 // bytes of a topic; the limiter keeps it
+	if len(l.topic) > most {
+		l.topic = strings.Clone(l.topic[:most])
+	}
 	s.dropped.Add(1)
-	s.meet(limitQueue, of.id)
+	if n := s.losses.Add(l, 1, time.Now()); n > 0 {
+		s.log.Warn("broker: "+l.why, "client", l.client, "topic", l.topic, "messages", n)
+	}
 }
 
 func (s *server) URL() string { return s.url }

@@ -221,8 +221,13 @@ func (s *session) clear() (previous *conn, orphans []*entry) {
 	for _, e := range s.flight {
 		forget(e, true)
 	}
+	now := time.Now()
 	for s.waiting.len() > 0 {
-		forget(s.waiting.pop(), false)
+		e := s.waiting.pop()
+		if e.share == nil && !e.expired(now) {
+			s.server.lose(loss{s.id, e.topic, lossEnd})
+		}
+		forget(e, false)
 	}
 	for id := range s.received {
 		s.server.records.deleteReceived(s.id, id)
@@ -318,7 +323,7 @@ func (s *session) send0(c *conn, to []byte, now time.Time) []byte {
 		s.server.sent.Add(1)
 		return out
 	}
-	s.server.dropped.Add(1)
+	s.server.lose(loss{s.id, d.topic, lossPacket})
 	return to
 }
 
@@ -331,7 +336,7 @@ func (s *session) send(c *conn, to []byte, e *entry, now time.Time) []byte {
 			s.server.sent.Add(1)
 			return out
 		}
-		s.server.dropped.Add(1)
+		s.server.lose(loss{s.id, e.topic, lossPacket})
 	}
 	s.drop(e)
 	return to
@@ -369,7 +374,7 @@ func (s *session) sendAgain(c *conn, to []byte, e *entry, now time.Time) []byte 
 	}
 	out, ok := c.appendMessage(to, &e.delivery, e.id, true, now)
 	if !ok {
-		s.server.dropped.Add(1)
+		s.server.lose(loss{s.id, e.topic, lossPacket})
 		s.drop(e)
 		return to
 	}

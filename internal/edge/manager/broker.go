@@ -2,10 +2,12 @@ package manager
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/guard"
 )
@@ -34,6 +36,7 @@ type outgoing struct {
 	topic   string
 	qos     byte
 	payload []byte
+	module  string        // that sent the message on a channel; otherwise "", and the topic has it
 	done    func(error)   // may be nil
 	flushed chan struct{} // if set, this is a marker and not a message; closed once the client has all earlier messages
 }
@@ -50,25 +53,52 @@ func (q *outQueue) start() { q.wg.Go(guard.Loop(q.m.log, "edge messages", q.run)
 func (q *outQueue) stop() {
 	q.cancel()
 	q.wg.Wait()
-	if n := q.queue.empty(); n > 0 {
-		q.m.drop("closed", n)
+	q.discard(q.queue.empty())
+}
+
+// discard counts and logs messages that leave the queue because the manager is being closed.
+func (q *outQueue) discard(all []outgoing) {
+	all = slices.DeleteFunc(all, func(o outgoing) bool { return o.flushed != nil })
+	for l, n := range countBy(all, func(o outgoing) loss { return o.loss("closed") }) {
+		q.m.drop(l, n, nil)
+	}
+	for _, o := range all {
+		if o.done != nil {
+			o.done(context.Canceled)
+		}
 	}
 }
 
-// put queues a message from a module, or drops it.
-func (q *outQueue) put(topic string, qos byte, payload []byte) {
+func (o outgoing) loss(reason string) loss { return loss{reason, o.module, o.topic} }
+
+// publish queues a message of a channel, or drops it.
+func (q *outQueue) publish(from channel.Key, topic string, qos byte, payload []byte) {
 	o := outgoing{topic: topic, qos: qos, payload: payload}
-	if _, ok := q.queue.put(o, len(payload), false); ok {
+	if h := q.m.host(from.Runtime); h != nil {
+		if mod := h.at(from.Module); mod != nil {
+			o.module = mod.uuid
+		}
+	}
+	q.offer(o)
+}
+
+// put queues a message from a runtime that is not of a channel, such as a log line, or drops it.
+func (q *outQueue) put(topic string, qos byte, payload []byte) {
+	q.offer(outgoing{topic: topic, qos: qos, payload: payload})
+}
+
+func (q *outQueue) offer(o outgoing) {
+	if _, ok := q.queue.put(o, len(o.payload), false); ok {
 		return
 	}
 	if q.congested.Load() && q.queue.len() > outMessages/2 {
-		q.m.drop("slow-broker", 1)
+		q.m.drop(o.loss("slow-broker"), 1, nil)
 		return
 	}
 	q.congested.Store(false)
 	if !q.wait(o, time.After(outPatience)) {
 		q.congested.Store(true)
-		q.m.drop("slow-broker", 1)
+		q.m.drop(o.loss("slow-broker"), 1, nil)
 	}
 }
 
@@ -83,10 +113,12 @@ func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)
 // flush waits until all queued messages have been passed to the client, or until ctx ends.
 func (q *outQueue) flush(ctx context.Context) {
 	flushed := make(chan struct{})
-	q.queue.put(outgoing{flushed: flushed}, 0, true)
+	dropped, _ := q.queue.put(outgoing{flushed: flushed}, 0, true)
+	q.discard(dropped)
 	select {
 	case <-flushed:
 	case <-ctx.Done():
+	case <-q.ctx.Done():
 	}
 }
 
@@ -113,7 +145,7 @@ func (q *outQueue) run() {
 		q.m.log.Debug("edge: the broker is not connected yet", "err", err)
 	}
 	cancel()
-	for {
+	for q.ctx.Err() == nil {
 		o, ok := q.queue.take()
 		if !ok {
 			select {
@@ -129,7 +161,7 @@ func (q *outQueue) run() {
 		}
 		err := q.m.client.Publish(q.ctx, o.topic, o.qos, false, o.payload)
 		if err != nil && o.done == nil {
-			q.m.drop("no-broker", 1)
+			q.m.drop(o.loss("no-broker"), 1, err)
 		}
 		if o.done != nil {
 			o.done(err)

@@ -170,21 +170,41 @@ func (w *world) await(uuids ...string) func(context.Context) error {
 // dial connects to the bus; messages published there are written to a file immediately.
 func (w *world) dial(c mqtt.Config) (mqtt.Client, error) {
 	cl, err := w.bus.dial(c)
-	return recording{cl, w}, err
+	return &recording{Client: cl, w: w}, err
 }
 
+// recording is a client that keeps exits in a queue in memory, like the real one. The broker gets them after the manager
+// has asked for the figures; a kill before that loses them.
 type recording struct {
 	mqtt.Client
 	w *world
+
+	mu    sync.Mutex
+	queue []string
 }
 
-func (r recording) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
+func (r *recording) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
 	err := r.Client.Publish(ctx, topic, qos, retain, payload)
 	if e, bad := wire.ParseEnvelope(payload); err == nil && bad == nil && e.Action == wire.ActionExited {
 		data, _ := wire.ParseModuleData(e.Data)
-		r.w.note("told", data.UUID()+" "+string(data["status"]))
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.queue = append(r.queue, data.UUID()+" "+string(data["status"]))
 	}
 	return err
+}
+
+func (r *recording) Stats() mqtt.Stats {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.Client.Stats()
+	s.Queued += len(r.queue)
+	s.Settled -= uint64(len(r.queue))
+	for _, exit := range r.queue {
+		r.w.note("told", exit)
+	}
+	r.queue = nil
+	return s
 }
 
 // note appends a line to a file of the world.

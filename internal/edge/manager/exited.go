@@ -17,8 +17,8 @@ import (
 // kindExit is the kind of records for exits that the broker has not acknowledged. Their keys are random.
 const kindExit = "exit"
 
-// exitsPoll is the interval at which the manager checks whether the broker has acknowledged all messages. exitsKeep
-// bounds how long an exit is kept if the connection is too busy for the queue to become empty.
+// exitsPoll is the interval at which the manager checks whether the broker has acknowledged exits. exitsKeep bounds how
+// long an acknowledged exit is kept if no orchestrator answers.
 const (
 	exitsPoll = 250 * time.Millisecond
 	exitsKeep = time.Minute
@@ -177,6 +177,7 @@ type exit struct {
 	queued  bool      // it waits for the client in the manager's queue, or the client has it
 	dropped uint64    // Stats.Dropped of the client when it was queued
 	sent    time.Time // when the client got it; zero until then
+	number  uint64    // Stats.Accepted of the client at that time: that of the exit or of a later message
 }
 
 // exits holds the exits that the broker has not acknowledged.
@@ -227,7 +228,7 @@ func (x *exits) send(m *Manager, key string) {
 			err = exitTold.Hit(m.ctx)
 		}
 		if err == nil {
-			e.sent = time.Now()
+			e.sent, e.number = time.Now(), m.client.Stats().Accepted
 		} else {
 			e.queued = false
 		}
@@ -273,23 +274,23 @@ func (x *exits) run(m *Manager) func() {
 	}
 }
 
-// settle removes the exits that the broker has acknowledged. If the client's queue is empty and an orchestrator has
-// answered, these are the exits sent more than exitsPoll ago. Otherwise exits sent more than exitsKeep ago count as
-// acknowledged. If the client has dropped messages since it got an exit, the exit may be one of them, and settle sends it
+// settle removes the exits that the broker has acknowledged, once an orchestrator has answered or exitsKeep is over. An
+// exit that is still in the client's queue stays in the record, however long it has been there, because the queue is in
+// memory. If the client has dropped messages since it got an exit, the exit may be one of them, and settle sends it
 // again. settle returns the number of remaining exits.
 func (x *exits) settle(m *Manager) int {
 	now, stats, connected, registered := time.Now(), m.client.Stats(), m.client.Connected(), m.registered.Load()
 	var acknowledged, dropped []string
 	x.mu.Lock()
 	for key, e := range x.all {
-		idle, lost, age := stats.Queued == 0, stats.Dropped != e.dropped, now.Sub(e.sent)
+		lost, age := stats.Dropped != e.dropped, now.Sub(e.sent)
 		switch {
-		case e.sent.IsZero() || !connected || age <= exitsPoll:
-		case idle && lost:
+		case e.sent.IsZero() || !connected || stats.Settled < e.number:
+		case lost:
 			e.queued, e.sent = false, time.Time{}
 			x.all[key] = e
 			dropped = append(dropped, key)
-		case idle && registered, !lost && age > exitsKeep:
+		case registered, age > exitsKeep:
 			delete(x.all, key)
 			acknowledged = append(acknowledged, key)
 		}

@@ -47,16 +47,18 @@ func newBus() *bus {
 
 // busClient is a connection to the bus. Like the real client, it queues QoS 1 and 2 while it is disconnected.
 type busClient struct {
-	bus     *bus
-	config  mqtt.Config
-	filters map[string]byte
-	up      bool
-	closed  bool
-	end     context.CancelFunc
-	queued  []mqtt.Message
-	dropped uint64
-	inbox   chan mqtt.Message
-	wg      sync.WaitGroup
+	bus      *bus
+	config   mqtt.Config
+	filters  map[string]byte
+	up       bool
+	closed   bool
+	end      context.CancelFunc
+	queued   []mqtt.Message
+	dropped  uint64
+	accepted uint64 // messages with QoS 1 or 2
+	full     bool   // the broker's window is full: queued messages wait
+	inbox    chan mqtt.Message
+	wg       sync.WaitGroup
 }
 
 func (b *bus) dial(c mqtt.Config) (mqtt.Client, error) {
@@ -82,10 +84,12 @@ func (c *busClient) connect() {
 		return
 	}
 	c.up = true
-	for _, m := range c.queued {
-		c.bus.route(c, m)
+	if !c.full {
+		for _, m := range c.queued {
+			c.bus.route(c, m)
+		}
+		c.queued = nil
 	}
-	c.queued = nil
 	ctx, cancel := context.WithCancel(context.Background())
 	c.end = cancel
 	c.wg.Go(func() { c.config.OnConnect(ctx, false) })
@@ -161,6 +165,9 @@ func (c *busClient) Publish(ctx context.Context, topic string, qos byte, retain 
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
 	m := mqtt.Message{Topic: topic, Payload: payload, QoS: qos, Retain: retain}
+	if qos > 0 && !c.closed {
+		c.accepted++
+	}
 	switch {
 	case c.closed:
 		return fmt.Errorf("closed: %w", errdefs.ErrFailedPrecondition)
@@ -206,7 +213,7 @@ func (c *busClient) WaitConnected(ctx context.Context) error {
 func (c *busClient) Stats() mqtt.Stats {
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
-	return mqtt.Stats{Queued: len(c.queued), Dropped: c.dropped}
+	return mqtt.Stats{Queued: len(c.queued), Dropped: c.dropped, Accepted: c.accepted, Settled: c.accepted - uint64(len(c.queued))}
 }
 
 func (c *busClient) Close(context.Context) error {

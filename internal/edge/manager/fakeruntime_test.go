@@ -3,6 +3,9 @@ package manager
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -185,12 +188,18 @@ type rig struct {
 	m    *Manager
 	a, b *fake
 	conf Config
+	log  string // file of the manager's log
 }
 
 func newRig(t testing.TB, change func(*Config), with ...func(*bus)) *rig {
 	t.Helper()
-	r := &rig{bus: newBus(), t: t, a: newFake("a", runtimeA), b: newFake("b", runtimeB)}
-	r.conf = Config{Root: t.TempDir(), UUID: managerID, Name: "node", Topics: topics, Dial: r.dial,
+	r := &rig{bus: newBus(), t: t, a: newFake("a", runtimeA), b: newFake("b", runtimeB), log: filepath.Join(t.TempDir(), "log")}
+	log, err := os.Create(r.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { log.Close() })
+	r.conf = Config{Root: t.TempDir(), UUID: managerID, Name: "node", Topics: topics, Dial: r.dial, Log: slog.New(slog.NewTextHandler(log, nil)),
 		Runtimes: []runtime.Runtime{r.a, r.b}, BackoffMin: 10 * time.Millisecond, BackoffMax: 100 * time.Millisecond}
 	if change != nil {
 		change(&r.conf)

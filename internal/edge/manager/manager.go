@@ -11,6 +11,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/twin"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node/store"
@@ -26,6 +27,7 @@ type Manager struct {
 	hosts  []*host
 	exits  *exits
 	counts *counts
+	twin   *twin.Guard
 
 	out  *outQueue   // messages of channels to the broker
 	subs *subscriber // subscriptions of channels
@@ -51,7 +53,7 @@ func Open(c Config) (*Manager, error) {
 	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), ready: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.out, m.subs = newOutQueue(m), newSubscriber(m)
-	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.put, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
+	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.publish, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
 	for _, rt := range c.Runtimes {
 		m.hosts = append(m.hosts, newHost(m, rt))
 	}
@@ -91,12 +93,23 @@ func (m *Manager) mqttConfig() mqtt.Config {
 	c.NoLocal = true
 	c.Will = &mqtt.Will{Topic: m.config.Topics.Reg(m.config.UUID), Payload: m.request(wire.ActionDelete, m.identity()).Bytes(), QoS: 2}
 	c.Handler = m.handle
+	m.twin = twin.New(twin.Guard{
+		Topic: m.config.Topics.Reg(m.config.UUID), UUID: m.config.UUID, Name: m.config.Name, Broker: c, Connect: m.config.Dial,
+		Timeout: m.config.RegisterTimeout, Found: m.foundTwin, Log: m.log,
+	})
+	c.OnTakenOver = m.twin.Wait
 	c.OnConnect = m.connected
 	c.OnDisconnect = func(err error) {
 		m.registered.Store(false)
 		m.log.Warn("edge: connection to the broker lost", "err", err)
 	}
 	return c
+}
+
+// foundTwin is called when another node has this manager's identity.
+func (m *Manager) foundTwin(other twin.Process) {
+	m.refuse("twin", "another node has the identity of this one: is its disk a clone? Only one of them can be connected. On the other one, remove "+
+		"edge/identity.json and edge/manager.db below its root directory", "uuid", other.UUID, "name", other.Name, "host", other.Host, "connected", !other.Question)
 }
 
 // Close unregisters the node, and ends the connection and the runtimes. Modules of durable runtimes keep running, and
@@ -150,7 +163,11 @@ func (m *Manager) handle(msg mqtt.Message) {
 		}
 	}
 	if msg.Topic == topics.Reg(m.config.UUID) {
-		m.answers.take(m, msg.Payload)
+		if answer := m.twin.Hear(msg.Payload); answer != nil {
+			m.publish(m.ctx, msg.Topic, 1, false, answer)
+		} else {
+			m.answers.take(m, msg.Payload)
+		}
 	}
 	if scene, ok := topics.ParseScene(msg.Topic); ok {
 		m.sceneMessage(scene, msg)
@@ -174,8 +191,7 @@ func (m *Manager) host(uuid string) *host {
 // publish sends a message of the manager itself. It logs and counts a failure.
 func (m *Manager) publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) {
 	if err := m.client.Publish(ctx, topic, qos, retain, payload); err != nil {
-		m.drop("publish", 1)
-		m.log.Debug("edge: message lost", "topic", topic, "err", err)
+		m.drop(loss{reason: "publish", topic: topic}, 1, err)
 	}
 }
 
@@ -201,7 +217,16 @@ func (m *Manager) refuse(reason, what string, args ...any) {
 	}
 }
 
-// drop counts dropped messages.
-func (m *Manager) drop(reason string, n int) {
-	m.counts.dropped.WithLabelValues(reason).Add(float64(n))
+// drop counts n dropped messages, and logs them if the limit of the log lines allows. The error says why, if anything is
+// known besides the reason.
+func (m *Manager) drop(l loss, n int, err error) {
+	m.counts.dropped.WithLabelValues(l.reason).Add(float64(n))
+	if n = m.counts.losses.Add(l, n, time.Now()); n == 0 {
+		return
+	}
+	args := []any{"reason", l.reason, "module", l.module, "topic", l.topic, "messages", n}
+	if err != nil {
+		args = append(args, "err", err)
+	}
+	m.log.Warn("edge: messages dropped", args...)
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tripod-run/tripod/internal/loglimit"
 )
 
 // logEvery is the minimum time between log lines for the same reason, so that no peer can fill the disk.
@@ -17,10 +19,14 @@ type counts struct {
 	exited  *prometheus.CounterVec // by reason
 	lost    *prometheus.CounterVec // by runtime
 	ignored prometheus.Counter
+	losses  loglimit.Limiter[loss] // of the log lines about dropped messages
 
 	mu     sync.Mutex
 	logged map[string]time.Time // by reason
 }
+
+// loss says which messages were dropped, and why. A message of the manager itself has no module.
+type loss struct{ reason, module, topic string }
 
 func newCounts() *counts {
 	vec := func(name, help string, label string) *prometheus.CounterVec {
@@ -33,6 +39,7 @@ func newCounts() *counts {
 		lost:    vec("runtime_losses_total", "Unexpected ends of a runtime.", "runtime"),
 		ignored: prometheus.NewCounter(prometheus.CounterOpts{Name: "tripod_edge_ignored_messages_total", Help: "Control messages that are not requests to the manager, including its own."}),
 		logged:  map[string]time.Time{},
+		losses:  loglimit.Limiter[loss]{Every: logEvery},
 	}
 }
 

@@ -26,7 +26,7 @@ type module struct {
 
 func (h *host) newModule(uuid string, data wire.ModuleData, r record) *module {
 	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, wake: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits)}
-	mod.box = newOutbox(h, r.Index)
+	mod.box = newOutbox(h, r.Index, mod.uuid)
 	return mod
 }
 

@@ -13,6 +13,7 @@ import (
 type outbox struct {
 	h     *host
 	index int
+	uuid  string // of the module
 	queue *queue[delivery]
 
 	mu  sync.Mutex
@@ -23,20 +24,37 @@ type outbox struct {
 // delivery is a message for a channel of the module.
 type delivery struct {
 	fd      int
+	topic   string // or filter, of the channel
 	payload []byte
 }
 
-func newOutbox(h *host, index int) *outbox {
+func newOutbox(h *host, index int, uuid string) *outbox {
 	l := h.m.config.Limits
-	return &outbox{h: h, index: index, queue: newQueue[delivery](l.Messages, l.Bytes)}
+	return &outbox{h: h, index: index, uuid: uuid, queue: newQueue[delivery](l.Messages, l.Bytes)}
 }
 
 // put queues a message. A full queue drops its oldest messages.
-func (o *outbox) put(fd int, payload []byte) {
-	dropped, _ := o.queue.put(delivery{fd, payload}, len(payload), true)
-	if dropped > 0 {
-		o.h.m.drop("slow-module", dropped)
+func (o *outbox) put(fd int, topic string, payload []byte) {
+	dropped, _ := o.queue.put(delivery{fd, topic, payload}, len(payload), true)
+	o.drop("slow-module", nil, dropped...)
+}
+
+// drop counts and logs deliveries that the module does not get.
+func (o *outbox) drop(reason string, err error, all ...delivery) {
+	for topic, n := range countBy(all, func(d delivery) string { return d.topic }) {
+		o.h.m.drop(loss{reason, o.uuid, topic}, n, err)
 	}
+}
+
+// countBy counts items by a key. It returns nil if there are no items.
+func countBy[T any, K comparable](all []T, key func(T) K) (counts map[K]int) {
+	if len(all) > 0 {
+		counts = map[K]int{}
+	}
+	for _, one := range all {
+		counts[key(one)]++
+	}
+	return counts
 }
 
 // start delivers messages until the runtime's connection ends.
@@ -63,9 +81,7 @@ func (o *outbox) clear() {
 		o.end()
 	}
 	o.run, o.end = nil, nil
-	if n := o.queue.empty(); n > 0 {
-		o.h.m.drop("module-ended", n)
-	}
+	o.drop("module-ended", nil, o.queue.empty()...)
 }
 
 func (o *outbox) deliver(ctx context.Context) {
@@ -84,7 +100,7 @@ func (o *outbox) deliver(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			o.h.m.drop("runtime", 1)
+			o.drop("runtime", err, d)
 		}
 	}
 }

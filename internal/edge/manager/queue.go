@@ -20,15 +20,15 @@ func newQueue[T any](most, bytes int) *queue[T] {
 
 // put appends an item. If there is no room and evict is set, put drops the oldest items. If there is no room and evict
 // is not set, put returns false.
-func (q *queue[T]) put(item T, size int, evict bool) (dropped int, ok bool) {
+func (q *queue[T]) put(item T, size int, evict bool) (dropped []T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.items) >= q.most || len(q.items) > 0 && q.size+size > q.bytes {
 		if !evict {
 			return dropped, false
 		}
+		dropped = append(dropped, q.items[0])
 		q.shift()
-		dropped++
 	}
 	q.items, q.sizes, q.size = append(q.items, item), append(q.sizes, size), q.size+size
 	poke(q.more)
@@ -55,14 +55,14 @@ func (q *queue[T]) shift() {
 	q.items, q.sizes = q.items[1:], q.sizes[1:]
 }
 
-// empty drops all items and returns their number.
-func (q *queue[T]) empty() int {
+// empty removes and returns all items.
+func (q *queue[T]) empty() []T {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := len(q.items)
+	all := q.items
 	q.items, q.sizes, q.size = nil, nil, 0
 	poke(q.room)
-	return n
+	return all
 }
 
 func (q *queue[T]) len() int {

@@ -56,7 +56,7 @@ func (h *host) fromModule(msg channel.Message) {
 		return
 	}
 	if !mod.rate.allow(time.Now(), len(msg.Payload)) {
-		h.m.drop("rate", 1)
+		h.m.drop(loss{"rate", mod.uuid, h.m.router.Topic(h.key(mod, msg.Arg))}, 1, nil)
 		return
 	}
 	if mod.logs[msg.Arg] {
@@ -75,7 +75,7 @@ func (h *host) openChannel(mod *module, payload []byte) {
 		o.Topic = h.m.config.Topics.Expand(o.Topic, mod.uuid)
 		key := h.key(mod, o.FD)
 		group := h.rt.Group(mod.record.Index)
-		deliver := func(payload []byte) { mod.box.put(o.FD, h.toStdin(mod, o.Topic, payload)) }
+		deliver := func(payload []byte) { mod.box.put(o.FD, o.Topic, h.toStdin(mod, o.Topic, payload)) }
 		h.logStream(mod, o.FD, o.Topic)
 		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
 			h.m.refuse("channel", "modules must not write to the topics that control nodes", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)

@@ -388,23 +388,68 @@ func TestExitOfRemovedRuntime(t *testing.T) {
 // is back.
 func TestDroppedExitIsSentAgain(t *testing.T) {
 	r := exitWhileAway(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	queued := func() bool {
-		c := r.client()
-		c.bus.mu.Lock()
-		defer c.bus.mu.Unlock()
-		return slices.ContainsFunc(c.queued, isExit("m"))
-	}
-	if err := poll(ctx, queued); err != nil {
-		t.Fatal(err)
-	}
+	r.awaitQueuedExit(t)
 	r.client().forget()
 	r.client().connect()
 	if got := r.exitedOf(runtimeA, "m", 1)["status"].(map[string]any); got["code"] != 4.0 {
 		t.Errorf("the exit has the status %v, want code 4", got)
 	}
 	r.m.exits.waitEmpty(t)
+}
+
+// TestExitBehindFullWindow: an exit stays in the record while it is in the client's queue, however long ago the client got
+// it. Otherwise it would be lost if the daemon were killed, or the queue dropped, soon after the broker is back.
+func TestExitBehindFullWindow(t *testing.T) {
+	r := exitWhileAway(t)
+	r.awaitQueuedExit(t)
+	r.m.exits.mu.Lock()
+	for key, e := range r.m.exits.all { // the broker was away for long
+		e.sent = e.sent.Add(-2 * exitsKeep)
+		r.m.exits.all[key] = e
+	}
+	r.m.exits.mu.Unlock()
+	r.mu.Lock()
+	r.client().full = true
+	r.mu.Unlock()
+	r.client().connect()
+	if left := r.m.exits.settle(r.m); left != 1 || r.recordedExits(t) != 1 {
+		t.Fatalf("%d exits are kept and %d in the record, want 1", left, r.recordedExits(t))
+	}
+	r.client().forget()
+	if got := r.exitedOf(runtimeA, "m", 1)["status"].(map[string]any); got["code"] != 4.0 {
+		t.Errorf("the exit has the status %v, want code 4", got)
+	}
+	r.m.exits.waitEmpty(t)
+}
+
+func (r *rig) recordedExits(t *testing.T) (n int) {
+	t.Helper()
+	if err := r.m.store.All(kindExit, func(string, []byte) error { n++; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// awaitQueuedExit waits until the client has the exit of exitWhileAway in its queue, and the manager knows that.
+func (r *rig) awaitQueuedExit(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	queued := func() bool {
+		c := r.client()
+		c.bus.mu.Lock()
+		has := slices.ContainsFunc(c.queued, isExit("m"))
+		c.bus.mu.Unlock()
+		r.m.exits.mu.Lock()
+		defer r.m.exits.mu.Unlock()
+		for _, e := range r.m.exits.all {
+			has = has && !e.sent.IsZero()
+		}
+		return has
+	}
+	if err := poll(ctx, queued); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestExitBehindSlowMessage: an exit stays in the record while it waits behind a message that a slow broker does not
@@ -421,11 +466,7 @@ func TestExitBehindSlowMessage(t *testing.T) {
 	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 4, "reason": "exited"}}`)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	recorded := func() bool {
-		n := 0
-		err := r.m.store.All(kindExit, func(string, []byte) error { n++; return nil })
-		return err == nil && n == 1
-	}
+	recorded := func() bool { return r.recordedExits(t) == 1 }
 	if err := poll(ctx, recorded); err != nil {
 		t.Fatal("the exit is not recorded:", err)
 	}

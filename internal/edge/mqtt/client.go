@@ -16,7 +16,7 @@ type Client interface {
 	// With QoS 1 or 2 Publish returns as soon as the message is queued; the client waits for the broker's
 	// acknowledgement in the background, across reconnects. If the queue is full while the client is connected, Publish
 	// waits for room until ctx ends. If the queue is full while the client is not connected, the oldest message is
-	// dropped, and counted in Stats.Dropped. Publish returns errdefs.ErrInvalidArgument for a topic with a wildcard, a
+	// dropped, counted in Stats.Dropped and logged with its topic. Publish returns errdefs.ErrInvalidArgument for a topic with a wildcard, a
 	// QoS above 2 or a message over MaxPacket, and errdefs.ErrFailedPrecondition after Close.
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
 	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each
@@ -117,6 +117,10 @@ type Config struct {
 	// with the connection. Calls do not overlap. resumed is set if the broker has kept the session (Session Present in the
 	// CONNACK).
 	OnConnect func(ctx context.Context, resumed bool)
+	// OnTakenOver is called when another client with the same ClientID has probably connected: the broker says so, or it ends
+	// one connection after the other without a reason. The client connects again when the call returns. The context ends
+	// with Close.
+	OnTakenOver func(ctx context.Context)
 	// OnDisconnect is called when a connection is lost, but not when Close ends it.
 	OnDisconnect func(err error)
 
@@ -142,5 +146,8 @@ type Stats struct {
 	Dropped   uint64 // queued messages that were dropped: no room, expired, refused by the broker, or still queued at Close
 	Lost      uint64 // messages with QoS 0 that were dropped: published without a connection, or no room in the inbox
 	Queued    int    // messages that wait for the broker
-	Inbox     int    // messages that wait for the Handler
+	// Accepted numbers the last message with QoS 1 or 2 that Publish has queued. All messages up to the number Settled
+	// are acknowledged or dropped. Messages that were dropped instead of being queued have no number.
+	Accepted, Settled uint64
+	Inbox             int // messages that wait for the Handler
 }

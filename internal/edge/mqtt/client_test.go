@@ -1,8 +1,10 @@
 package mqtt_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -38,7 +40,7 @@ func TestAwayAtStart(t *testing.T) {
 	require.NoError(t, c.Publish(ctx, "a/1", 2, false, []byte("early")))
 	require.ErrorIs(t, c.Publish(ctx, "a/1", 0, false, nil), errdefs.ErrUnavailable)
 	assert.False(t, c.Connected())
-	assert.Equal(t, mqtt.Stats{Queued: 2, Lost: 1}, c.Stats())
+	assert.Equal(t, mqtt.Stats{Queued: 2, Lost: 1, Accepted: 2}, c.Stats())
 
 	never := start(t, cfg)
 	require.NoError(t, never.Publish(ctx, "a/1", 1, false, nil))
@@ -141,6 +143,23 @@ func TestReconnect(t *testing.T) {
 	assert.Equal(t, uint64(4), c.Stats().Connects)
 }
 
+// TestLossesAreLogged checks that a line of the log names the topic of dropped messages.
+func TestLossesAreLogged(t *testing.T) {
+	var log bytes.Buffer // read only after Close
+	c, err := mqtt.New(mqtt.Config{URL: "mqtt://" + mosquitto.FreeAddress(t), ClientID: "n", QueueMessages: 1, Handler: func(mqtt.Message) {},
+		Log: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	ctx := patient(t)
+	for _, topic := range []string{"t/1", "t/2"} {
+		require.NoError(t, c.Publish(ctx, topic, 1, false, nil))
+	}
+	require.NoError(t, c.Close(ctx))
+	assert.Equal(t, uint64(2), c.Stats().Dropped)
+	for topic, reason := range map[string]string{"t/1": "the queue for the broker is full", "t/2": "still in the queue when the client was closed"} {
+		assert.Contains(t, log.String(), fmt.Sprintf("client=n topic=%s messages=1 reason=%q", topic, reason))
+	}
+}
+
 // TestCloseFlushes: queued messages are sent before the DISCONNECT.
 func TestCloseFlushes(t *testing.T) {
 	_, url := serve(t, "127.0.0.1:0")
@@ -156,7 +175,7 @@ func TestCloseFlushes(t *testing.T) {
 			require.NoError(t, pub.Publish(ctx, "t", byte(i%3), false, nil))
 		}
 		require.NoError(t, pub.Close(ctx))
-		assert.Equal(t, mqtt.Stats{Connects: 1, Published: 300}, pub.Stats())
+		assert.Equal(t, mqtt.Stats{Connects: 1, Published: 300, Accepted: 200, Settled: 200}, pub.Stats())
 	}
 	for range 600 {
 		<-got

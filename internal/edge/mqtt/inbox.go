@@ -24,10 +24,11 @@ type inbox struct {
 	closed   bool
 	dropped  uint64
 	received uint64
+	report   func(l loss, messages int) // logs dropped messages; called with the lock held
 }
 
-func newInbox(limit int, bytes int64) *inbox {
-	b := &inbox{limit: limit, bytes: bytes}
+func newInbox(limit int, bytes int64, report func(l loss, messages int)) *inbox {
+	b := &inbox{limit: limit, bytes: bytes, report: report}
 	b.ready = sync.NewCond(&b.mu)
 	return b
 }
@@ -46,6 +47,7 @@ func (b *inbox) add(m Message, ack func()) {
 		b.qos0 = append(b.qos0, a)
 		for len(b.qos0) > 1 && (len(b.qos0) > b.limit || b.used > b.bytes) {
 			b.used -= size(b.qos0[0].Message)
+			b.report(loss{b.qos0[0].Topic, unread}, 1)
 			b.qos0[0] = arrival{}
 			b.qos0 = b.qos0[1:]
 			b.dropped++

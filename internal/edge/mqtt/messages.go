@@ -64,6 +64,9 @@ func (c *client) handle(l *link, p packet.Packet) error {
 		c.out.answer(p)
 	case *packet.Ping:
 	case *packet.End:
+		if p.Code == packet.SessionTakenOver {
+			return fmt.Errorf("%w %s", errTakenOver, p.Properties.Text(packet.ReasonString))
+		}
 		return fmt.Errorf("mqtt: the broker disconnected: %v %s: %w", p.Code, p.Properties.Text(packet.ReasonString), errdefs.ErrUnavailable)
 	default:
 		return fmt.Errorf("mqtt: the broker sent %T: %w", p, &packet.Error{Code: packet.ProtocolError, Text: "a packet that no broker sends here"})

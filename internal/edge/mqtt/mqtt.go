@@ -2,7 +2,9 @@ package mqtt
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -12,9 +14,18 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/packet"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/loglimit"
 )
 
 var errClosed = fmt.Errorf("mqtt: the client is closed: %w", errdefs.ErrFailedPrecondition)
+
+// takenOver is the number of connections in a row that a broker ends early, without a reason, after which another client
+// with the same ClientID is the likely cause.
+const takenOver = 2
+
+// errTakenOver is the end of a connection whose session another client has taken over (MQTT 5.0 §4.13). With MQTT 3.1.1, and
+// in mosquitto 2.0.11, such a connection ends without a reason.
+var errTakenOver = fmt.Errorf("mqtt: another client with this client identifier has connected: %w", errdefs.ErrUnavailable)
 
 // early is the age below which a lost connection counts as refused. The delay before the next attempt then continues to
 // grow, and the oldest message in flight is suspected to be the cause (maxTries).
@@ -42,6 +53,7 @@ type client struct {
 	last         error               // of the last attempt to connect; nil if it succeeded
 
 	connects, sent, lost atomic.Uint64
+	losses               loglimit.Limiter[loss] // of the log lines about dropped messages
 }
 
 type subscription struct {
@@ -57,10 +69,12 @@ func New(cfg Config) (Client, error) {
 		return nil, err
 	}
 	c := &client{
-		cfg: cfg, out: newOutbox(cfg.QueueMessages, cfg.QueueBytes, cfg.QueueTTL), in: newInbox(cfg.InboxMessages, cfg.InboxBytes),
+		cfg: cfg, losses: loglimit.Limiter[loss]{Every: lossInterval},
 		done: make(chan struct{}), idle: make(chan struct{}), connectedCh: make(chan struct{}),
 		subs: map[string]subscription{}, unsubscribed: map[string]struct{}{}, qos2: map[uint16]bool{},
 	}
+	c.out = newOutbox(cfg.QueueMessages, cfg.QueueBytes, cfg.QueueTTL, c.reportLoss)
+	c.in = newInbox(cfg.InboxMessages, cfg.InboxBytes, c.reportLoss)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	go c.run()
 	go c.dispatch()
@@ -70,6 +84,7 @@ func New(cfg Config) (Client, error) {
 // run connects and serves until Close.
 func (c *client) run() {
 	defer close(c.done)
+	short := 0 // connections in a row that the broker has ended early
 	for attempt := 0; c.ctx.Err() == nil; attempt++ {
 		l, err := dial(c.ctx, c.cfg)
 		c.mu.Lock()
@@ -77,13 +92,17 @@ func (c *client) run() {
 		c.mu.Unlock()
 		if err == nil {
 			err = c.serve(l)
-			if time.Since(l.since) > early {
-				attempt = 0
+			if short++; time.Since(l.since) > early {
+				attempt, short = 0, 0
 			}
 			if c.ctx.Err() == nil {
 				c.cfg.Log.Warn("mqtt: connection lost", "broker", c.cfg.URL, "client", c.cfg.ClientID, "err", err)
 				if c.cfg.OnDisconnect != nil {
 					c.cfg.OnDisconnect(err)
+				}
+				if c.cfg.OnTakenOver != nil && (errors.Is(err, errTakenOver) || errors.Is(err, io.EOF) && short >= takenOver) {
+					c.cfg.OnTakenOver(c.ctx)
+					short = 0
 				}
 			}
 		} else if c.ctx.Err() == nil && (attempt == 0 || attempt == 5 || attempt%100 == 0) { // log only some of the attempts
@@ -281,6 +300,7 @@ func (c *client) Stats() Stats {
 	var s Stats
 	var dropped uint64
 	s.Queued, s.Published, s.Dropped = c.out.stats()
+	s.Accepted, s.Settled = c.out.numbers()
 	s.Inbox, s.Received, dropped = c.in.stats()
 	s.Published += c.sent.Load()
 	s.Connects, s.Lost = c.connects.Load(), c.lost.Load()+dropped

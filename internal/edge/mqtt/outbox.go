@@ -56,11 +56,12 @@ type outbox struct {
 	work      chan struct{} // has a token after a message was added or acknowledged
 	published uint64
 	dropped   uint64
+	report    func(l loss, messages int) // logs dropped messages; called with the lock held
 }
 
-func newOutbox(limit int, bytes int64, ttl time.Duration) *outbox {
+func newOutbox(limit int, bytes int64, ttl time.Duration, report func(l loss, messages int)) *outbox {
 	return &outbox{
-		limit: limit, bytes: bytes, ttl: ttl, offline: true,
+		limit: limit, bytes: bytes, ttl: ttl, report: report, offline: true,
 		flight: map[uint16]*item{}, waiters: map[uint16]chan *packet.Suback{},
 		// Start at random, because the broker may still use identifiers of the previous process.
 		lastID:  uint16(rand.Uint32()),
@@ -82,10 +83,11 @@ func (o *outbox) add(ctx context.Context, it *item) error {
 		}
 		if o.offline {
 			for !o.fits(it) && len(o.pending) > 0 {
-				o.drop(o.shift())
+				o.drop(o.shift(), noRoom)
 			}
 			if !o.fits(it) { // messages in flight fill the outbox: drop the new one
 				o.dropped++
+				o.report(loss{it.topic, noRoom}, 1)
 				o.mu.Unlock()
 				return nil
 			}
@@ -113,9 +115,10 @@ func (o *outbox) fits(it *item) bool {
 	return len(o.pending)+len(o.flight) < o.limit && o.used+it.size() <= o.bytes
 }
 
-func (o *outbox) drop(it *item) {
+func (o *outbox) drop(it *item, reason string) {
 	o.used -= it.size()
 	o.dropped++
+	o.report(loss{it.topic, reason}, 1)
 }
 
 func (o *outbox) wake() {
@@ -150,7 +153,7 @@ func (o *outbox) next(window int) *item {
 func (o *outbox) expire(now time.Time) {
 	n := len(o.pending)
 	for len(o.pending) > 0 && o.pending[0].expires.Before(now) {
-		o.drop(o.shift())
+		o.drop(o.shift(), tooOld)
 	}
 	if len(o.pending) < n {
 		o.broadcast()
@@ -230,7 +233,7 @@ func (o *outbox) done(id uint16, code packet.Code) *item {
 	case code == packet.IDInUse: // in use by the previous process: send the message again with another identifier
 		o.pending = slices.Insert(o.pending, 0, it)
 	case code.Failed() && !it.released:
-		o.drop(it)
+		o.drop(it, refused)
 	default:
 		o.used -= it.size()
 		o.published++
@@ -287,7 +290,7 @@ func (o *outbox) disconnected(early bool) (poison *item) {
 	} else if oldest != nil {
 		if oldest.tries++; oldest.tries >= maxTries && !oldest.released {
 			delete(o.flight, oldest.id)
-			o.drop(oldest)
+			o.drop(oldest, refused)
 			poison = oldest
 		}
 	}
@@ -318,6 +321,13 @@ func (o *outbox) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed = true
+	left := map[string]int{}
+	for _, it := range append(slices.Collect(maps.Values(o.flight)), o.pending...) {
+		left[it.topic]++
+	}
+	for topic, n := range left {
+		o.report(loss{topic, closing}, n)
+	}
 	o.dropped += uint64(len(o.pending) + len(o.flight))
 	o.pending, o.flight, o.used = nil, map[uint16]*item{}, 0
 	o.broadcast()
@@ -327,4 +337,18 @@ func (o *outbox) stats() (queued int, published, dropped uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.pending) + len(o.flight), o.published, o.dropped
+}
+
+// numbers returns Stats.Accepted and Stats.Settled.
+func (o *outbox) numbers() (accepted, settled uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	oldest := o.seq + 1
+	if len(o.pending) > 0 {
+		oldest = o.pending[0].seq
+	}
+	for _, it := range o.flight {
+		oldest = min(oldest, it.seq)
+	}
+	return o.seq, oldest - 1
 }

@@ -14,6 +14,8 @@ import (
 
 func one(topic string) *item { return &item{topic: topic, payload: []byte("x"), qos: 1} }
 
+func unreported(loss, int) {}
+
 func topics(o *outbox) (names []string) {
 	for it := o.next(1000); it != nil; it = o.next(1000) {
 		names = append(names, it.topic)
@@ -23,7 +25,7 @@ func topics(o *outbox) (names []string) {
 
 func TestOutboxDropsOldestWhileAway(t *testing.T) {
 	ctx := context.Background()
-	o := newOutbox(3, 1000, time.Hour)
+	o := newOutbox(3, 1000, time.Hour, unreported)
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		require.NoError(t, o.add(ctx, one(name)))
 	}
@@ -36,7 +38,7 @@ func TestOutboxDropsOldestWhileAway(t *testing.T) {
 	_, _, dropped = o.stats()
 	assert.Equal(t, uint64(3), dropped)
 
-	o = newOutbox(100, 10, time.Hour)
+	o = newOutbox(100, 10, time.Hour, unreported)
 	require.NoError(t, o.add(ctx, &item{topic: "a", payload: make([]byte, 5)}))
 	require.NoError(t, o.add(ctx, &item{topic: "b", payload: make([]byte, 8)}))
 	assert.Equal(t, []string{"b"}, topics(o), "by bytes")
@@ -44,7 +46,7 @@ func TestOutboxDropsOldestWhileAway(t *testing.T) {
 }
 
 func TestOutboxWaitsForRoomWhileConnected(t *testing.T) {
-	o := newOutbox(2, 1000, time.Hour)
+	o := newOutbox(2, 1000, time.Hour, unreported)
 	o.resume(false)
 	ctx, cancel := context.WithCancel(context.Background())
 	require.NoError(t, o.add(ctx, one("a")))
@@ -72,7 +74,7 @@ func TestOutboxWaitsForRoomWhileConnected(t *testing.T) {
 }
 
 func TestOutboxTimeToLive(t *testing.T) {
-	o := newOutbox(10, 1000, time.Millisecond)
+	o := newOutbox(10, 1000, time.Millisecond, unreported)
 	require.NoError(t, o.add(context.Background(), one("old")))
 	o.mu.Lock()
 	o.expire(time.Now().Add(time.Second))
@@ -84,7 +86,7 @@ func TestOutboxTimeToLive(t *testing.T) {
 
 func TestOutboxSessions(t *testing.T) {
 	ctx := context.Background()
-	o := newOutbox(10, 1000, time.Hour)
+	o := newOutbox(10, 1000, time.Hour, unreported)
 	for _, name := range []string{"a", "b", "c", "d"} {
 		require.NoError(t, o.add(ctx, one(name)))
 	}
@@ -104,7 +106,7 @@ func TestOutboxSessions(t *testing.T) {
 }
 
 func TestOutboxReasons(t *testing.T) {
-	o := newOutbox(10, 1000, time.Hour)
+	o := newOutbox(10, 1000, time.Hour, unreported)
 	require.NoError(t, o.add(context.Background(), one("a")))
 	it := o.next(10)
 	id := it.id
@@ -117,8 +119,33 @@ func TestOutboxReasons(t *testing.T) {
 	assert.Nil(t, o.done(it.id, 0), "an answer nobody waits for")
 }
 
+func TestOutboxNumbers(t *testing.T) {
+	o := newOutbox(10, 1000, time.Hour, unreported)
+	var all []*item
+	for _, name := range []string{"a", "b", "c"} {
+		require.NoError(t, o.add(context.Background(), one(name)))
+	}
+	for range 2 {
+		all = append(all, o.next(10))
+	}
+	for _, step := range []struct {
+		id   uint16
+		code packet.Code
+		want uint64
+	}{{0, 0, 0}, {all[1].id, 0, 0}, {all[0].id, packet.IDInUse, 0}} {
+		o.done(step.id, step.code)
+		accepted, settled := o.numbers()
+		assert.Equal(t, []uint64{3, step.want}, []uint64{accepted, settled})
+	}
+	for _, want := range []uint64{2, 3} {
+		o.done(o.next(10).id, 0)
+		_, settled := o.numbers()
+		assert.Equal(t, want, settled)
+	}
+}
+
 func TestOutboxPoison(t *testing.T) {
-	o := newOutbox(10, 1000, time.Hour)
+	o := newOutbox(10, 1000, time.Hour, unreported)
 	require.NoError(t, o.add(context.Background(), one("poison")))
 	require.NoError(t, o.add(context.Background(), one("good")))
 	for i := range maxTries {
@@ -140,8 +167,44 @@ func TestOutboxPoison(t *testing.T) {
 	assert.Equal(t, uint64(1), dropped)
 }
 
+// TestLosses checks that each reason for a drop is reported with the message's topic.
+func TestLosses(t *testing.T) {
+	ctx := context.Background()
+	got := map[loss]int{}
+	report := func(l loss, n int) { got[l] += n }
+	o := newOutbox(2, 1000, time.Hour, report)
+	for _, name := range []string{"a", "b", "c"} {
+		require.NoError(t, o.add(ctx, one(name)))
+	}
+	o.resume(false)
+	b := o.next(1)
+	o.done(b.id, packet.NotAuthorized)
+	require.NoError(t, o.add(ctx, one("d")))
+	topics(o)
+	o.disconnected(false)
+	require.NoError(t, o.add(ctx, one("e")), "all is in flight")
+	o.close()
+	o = newOutbox(2, 1000, time.Hour, report)
+	require.NoError(t, o.add(ctx, one("f")))
+	o.expire(time.Now().Add(2 * time.Hour))
+	o.resume(false)
+	require.NoError(t, o.add(ctx, one("poison")))
+	for range maxTries {
+		o.resume(true)
+		topics(o)
+		o.disconnected(true)
+	}
+	in := newInbox(1, 1000, report)
+	in.add(Message{Topic: "x"}, nil)
+	in.add(Message{Topic: "y"}, nil)
+	assert.Equal(t, map[loss]int{
+		{"a", noRoom}: 1, {"b", refused}: 1, {"c", closing}: 1, {"d", closing}: 1, {"e", noRoom}: 1, {"f", tooOld}: 1, {"poison", refused}: 1,
+		{"x", unread}: 1,
+	}, got)
+}
+
 func TestInbox(t *testing.T) {
-	b := newInbox(2, 10)
+	b := newInbox(2, 10, unreported)
 	for _, m := range []Message{{Topic: "a"}, {Topic: "b", QoS: 1}, {Topic: "c"}, {Topic: "d"}, {Topic: "e", QoS: 2}} {
 		b.add(m, nil)
 	}

@@ -25,6 +25,9 @@ type Config struct {
 	// Connect makes the client. Use mqtt.New.
 	Connect func(mqtt.Config) (mqtt.Client, error)
 
+	// AnswerTimeout is the time that another orchestrator with the same session has to answer; 5 s by default.
+	AnswerTimeout time.Duration
+
 	// KeepaliveInterval is the ka_interval_sec in answers to registrations; 60 s by default. If a peer that should send
 	// keepalives (Record.Beats) is silent for KeepaliveMissed intervals (3 by default), it is marked dead.
 	KeepaliveInterval time.Duration
@@ -48,6 +51,7 @@ func (c Config) complete() (Config, error) {
 	if c.Path == "" || c.Connect == nil || channel.ValidTopic(c.Topics.Control()) != nil || c.Topics.Realm == "" {
 		return c, fmt.Errorf("an orchestrator needs the path of its record, a realm and a broker: %w", errdefs.ErrInvalidArgument)
 	}
+	c.AnswerTimeout = cmp.Or(max(c.AnswerTimeout, 0), 5*time.Second)
 	c.KeepaliveInterval = cmp.Or(max(c.KeepaliveInterval, 0), time.Minute)
 	c.KeepaliveMissed = cmp.Or(max(c.KeepaliveMissed, 0), 3)
 	c.RestartMin = cmp.Or(max(c.RestartMin, 0), time.Second)

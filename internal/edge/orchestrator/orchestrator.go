@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/twin"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
 )
@@ -26,6 +27,9 @@ var (
 // qos is the quality of service of all messages and subscriptions.
 const qos = 2
 
+// foundAgain is the time between two log lines about another orchestrator.
+const foundAgain = time.Minute
+
 // publishWait bounds the wait for room in the MQTT client's queue.
 const publishWait = 10 * time.Second
 
@@ -37,6 +41,7 @@ type Orchestrator struct {
 	state  *state
 	client mqtt.Client
 	counts *counters
+	twin   *twin.Guard
 	uuid   string // the sender of messages to scene-scoped peers
 
 	subscribed atomic.Bool
@@ -48,6 +53,7 @@ type Orchestrator struct {
 	mu         sync.Mutex
 	beats      map[string]beat // by uuid of a manager or runtime
 	brokerLost time.Time       // when the broker was last seen disconnected
+	otherFound time.Time       // when another orchestrator was last reported
 
 	stop context.CancelFunc
 	done sync.WaitGroup
@@ -98,6 +104,12 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 		o.subscribed.Store(false)
 		o.log.Warn("the connection to the broker is lost", "url", b.URL, "err", err)
 	}
+	// The name of an orchestrator's session names its realm: no other must be connected under this name.
+	o.twin = twin.New(twin.Guard{
+		Topic: o.config.Topics.Reg(b.ClientID), UUID: b.ClientID, Broker: b, Connect: o.config.Connect,
+		Timeout: o.config.AnswerTimeout, Found: o.foundTwin, Log: o.log,
+	})
+	b.OnTakenOver = o.twin.Wait
 	ready := make(chan struct{})
 	defer close(ready)
 	b.Handler = func(m mqtt.Message) {
@@ -117,6 +129,28 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// foundTwin is called when another process is an orchestrator of this realm with the same name.
+func (o *Orchestrator) foundTwin(other twin.Process) {
+	o.counts.messages.WithLabelValues("reg", "twin").Inc()
+	o.log.Error("another orchestrator of this realm runs: only one of them can be connected; stop one, or give one another realm",
+		"host", other.Host, "session", other.UUID, "connected", !other.Question)
+}
+
+// foundOther is called for an answer to a registration that this orchestrator has not sent.
+func (o *Orchestrator) foundOther(topic string) {
+	o.counts.messages.WithLabelValues("reg", "foreign").Inc()
+	o.mu.Lock()
+	soon := o.config.Now().Sub(o.otherFound) < foundAgain
+	if !soon {
+		o.otherFound = o.config.Now()
+	}
+	o.mu.Unlock()
+	if soon {
+		return
+	}
+	o.log.Error("another orchestrator answers registrations of this realm: both will place modules; stop one, or give one another realm", "topic", topic)
 }
 
 // Close sends the messages in flight, unless ctx ends first. Then it disconnects and closes the record. Modules keep

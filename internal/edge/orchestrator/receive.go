@@ -67,6 +67,7 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 // act dispatches a message by its topic.
 func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) error {
 	if e.IsResponse() {
+		o.response(ctx, topic, e)
 		return errIgnored
 	}
 	parts := wire.Cut(topic, o.config.Topics.Realm+"/proc")
@@ -84,6 +85,22 @@ func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) e
 		return o.transact(ctx, func(t *transition) error { return t.heartbeat(parts[1], e.Data) })
 	}
 	return errIgnored
+}
+
+// response handles a response, which another orchestrator must have sent: with No Local, a broker sends none of our own.
+func (o *Orchestrator) response(ctx context.Context, topic string, e wire.Envelope) {
+	if answer := o.twin.Hear(e.Bytes()); answer != nil {
+		o.deciding.Lock()
+		defer o.deciding.Unlock()
+		o.publish(ctx, message{topic: topic, payload: answer})
+		return
+	}
+	var a struct {
+		Result string `json:"result"`
+	}
+	if len(wire.Cut(topic, o.config.Topics.Realm+"/proc/reg")) == 1 && json.Unmarshal(e.Data, &a) == nil && a.Result != "" {
+		o.foundOther(topic)
+	}
 }
 
 // clientRequest handles a message on the topic for requests from clients.

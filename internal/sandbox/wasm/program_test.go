@@ -252,6 +252,8 @@ func (h *fakeHandler) Hello() workerapi.Hello {
 	return workerapi.Hello{Version: workerapi.Version, Program: "fake", Engine: h.engine, Name: h.config.Name, Pid: pid, StartedAt: h.started}
 }
 
+func (h *fakeHandler) Daemon(bool) {}
+
 func (h *fakeHandler) Load(_ context.Context, code workerapi.Code) (workerapi.Loaded, error) {
 	defer code.Image.Close()
 	raw, err := io.ReadAll(code.Image)

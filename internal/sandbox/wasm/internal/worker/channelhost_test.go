@@ -59,6 +59,29 @@ func TestComponentChannels(t *testing.T) {
 	})
 }
 
+// TestComponentChannelsBeforeTheLink checks that a component that sends before a running daemon has linked its channels
+// waits instead of losing messages.
+func TestComponentChannelsBeforeTheLink(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, w *Worker) {
+		w.Daemon(true)
+		run(t, w, "a", relayChannels)
+		opened(t, w, "a", 2)
+		p, err := w.pod("a")
+		require.NoError(t, err)
+		c := p.channels
+		require.True(t, c.fill(t, 1))
+		c.receive(0, []byte("more"))
+		c.blocks(t, 1)
+		d := connect(t, w, "a")
+		d.expect("open 0 r:1 app/in", "open 1 w app/out")
+		for range maxBacklogMessages {
+			d.expect("1:queued")
+		}
+		d.expect("1:MORE")
+		require.Zero(t, c.dropped())
+	})
+}
+
 func TestComponentWithoutChannels(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, w *Worker) {
 		run(t, w, "none", nil)

@@ -4,14 +4,15 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
 // Limits on the backlog of messages to the daemon. When the backlog is full, guests wait for room while a daemon is
-// reading. If there is no daemon, or if the daemon has not read for stallTimeout, the oldest messages are dropped
-// instead.
+// connected to the worker, even if it has not linked the pod's channels yet. If there is no daemon, or if messages have
+// waited for stallTimeout and the daemon has read none, the oldest messages are dropped instead.
 const (
 	maxBacklogMessages = 4096
 	maxBacklogBytes    = 32 << 20
@@ -25,10 +26,25 @@ const (
 type backlog struct {
 	queue    []outgoing
 	bytes    int
-	link     *link     // nil without a daemon
-	lastRead time.Time // time of the last successful write to the daemon, or of connect
+	daemon   *presence
+	link     *link     // nil until the daemon has linked the channels, and after the link has ended
+	lastRead time.Time // time of the last successful write to the daemon, of connect, or when messages began to wait
 	ending   bool      // the pod has ended; new daemon connections are refused
 	writer   notifier
+	linked   notifier // woken by connect
+}
+
+// presence says whether a daemon is connected to the worker. All pods of the worker share it.
+type presence struct {
+	since atomic.Int64 // when the daemon connected, in Unix nanoseconds; 0 without a daemon
+}
+
+func (p *presence) set(connected bool) {
+	since := int64(0)
+	if connected {
+		since = time.Now().UnixNano()
+	}
+	p.since.Store(since)
 }
 
 // outgoing is a message from a port. The port may have been closed since.
@@ -58,15 +74,25 @@ func (b *backlog) full() bool {
 	return len(b.queue) >= maxBacklogMessages || b.bytes >= maxBacklogBytes
 }
 
-// busy reports whether the backlog is full but is being drained, so that a guest should wait.
+// busy reports whether the backlog is full but a daemon drains it or is about to link, so that a guest should wait.
 func (b *backlog) busy() bool {
-	return b.full() && b.link != nil && time.Since(b.lastRead) < stallTimeout
+	if !b.full() {
+		return false
+	}
+	since := b.daemon.since.Load()
+	if b.link == nil && since == 0 {
+		return false
+	}
+	return time.Since(b.lastRead) < stallTimeout || b.link == nil && time.Since(time.Unix(0, since)) < stallTimeout
 }
 
-// add queues a message and returns how many older messages it dropped to make room.
-func (b *backlog) add(p *port, m []byte) (lost int) {
-	for ; b.full(); lost++ {
-		b.take()
+// add queues a message and returns the older messages that it dropped to make room.
+func (b *backlog) add(p *port, m []byte) (lost []outgoing) {
+	for b.full() {
+		lost = append(lost, b.take())
+	}
+	if len(b.queue) == 0 {
+		b.lastRead = time.Now() // an idle time does not count as the daemon's delay
 	}
 	b.queue = append(b.queue, outgoing{p, m})
 	b.bytes += len(m)
@@ -116,6 +142,7 @@ func (c *channels) connect(conn net.Conn) bool {
 		return false
 	}
 	c.backlog.link, c.backlog.lastRead = l, time.Now()
+	c.backlog.linked.wake()
 	go c.read(l)
 	go c.write(l)
 	return true
@@ -267,9 +294,30 @@ func controlFrame(kind int, payload []byte) frame {
 	return frame{Message: channel.Message{Header: channel.Header{Control: true, Arg: kind}, Payload: payload}}
 }
 
-// flush sends the backlog to the daemon, for at most flushTimeout, and ends the connection. The ports are already
-// closed.
+// awaitLink waits until the daemon has linked the channels, if messages wait for a daemon that is connected to the
+// worker: a module can end before the daemon has made the link. It waits for at most flushTimeout.
+func (c *channels) awaitLink() {
+	timer := time.NewTimer(flushTimeout)
+	defer timer.Stop()
+	for {
+		c.mu.Lock()
+		await := c.backlog.link == nil && len(c.backlog.queue) > 0 && c.backlog.daemon.since.Load() != 0
+		c.mu.Unlock()
+		if !await {
+			return
+		}
+		select {
+		case <-c.backlog.linked:
+		case <-timer.C:
+			return
+		}
+	}
+}
+
+// flush sends the backlog to the daemon, for at most flushTimeout once there is a link, and ends the connection. The
+// ports are already closed.
 func (c *channels) flush() {
+	c.awaitLink()
 	c.mu.Lock()
 	c.backlog.ending = true
 	l := c.backlog.link
@@ -280,7 +328,8 @@ func (c *channels) flush() {
 		<-l.ended
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lost.Add(uint64(len(c.backlog.queue)))
+	lost := c.backlog.queue
 	c.backlog.queue = nil
+	c.mu.Unlock()
+	c.lose(lost)
 }

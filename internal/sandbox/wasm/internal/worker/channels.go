@@ -41,23 +41,25 @@ type channels struct {
 	backlog backlog
 
 	lost, overrun atomic.Uint64 // number of dropped messages to the daemon, and to the guest
+	losses        losses
 }
 
 // newRouter makes the router between the pods of one worker. Its broker callbacks do nothing, because each pod sends
 // its messages to the daemon itself.
 func newRouter() *channel.Router {
 	return channel.NewRouter(channel.RouterOptions{
-		Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
+		Publish: func(channel.Key, string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
 	})
 }
 
 // newChannels makes the channels of a pod, or returns nil if the pod has none.
-func newChannels(spec workerapi.PodSpec, router *channel.Router) *channels {
+func newChannels(spec workerapi.PodSpec, router *channel.Router, daemon *presence) *channels {
 	if len(spec.Channels) == 0 {
 		return nil
 	}
 	c := &channels{id: spec.ID, named: map[string]channel.Channel{}, router: router, ports: map[int]*port{}}
-	c.backlog.writer = make(notifier, 1)
+	c.losses.lines.Every = lossInterval
+	c.backlog.daemon, c.backlog.writer, c.backlog.linked = daemon, make(notifier, 1), make(notifier, 1)
 	for _, ch := range spec.Channels {
 		c.named[ch.Name] = ch
 	}
@@ -67,6 +69,7 @@ func newChannels(spec workerapi.PodSpec, router *channel.Router) *channels {
 // port is a channel that the guest has opened.
 type port struct {
 	channels *channels
+	name     string
 	fd       int // channel number in frames to and from the daemon
 	flags    channel.Flags
 	topic    string
@@ -107,7 +110,7 @@ func (c *channels) open(name string, read, write bool, wake func()) (*port, erro
 	if !write {
 		flags &^= channel.Write
 	}
-	p := &port{channels: c, flags: flags, topic: ch.Topic, wake: wake}
+	p := &port{channels: c, name: name, flags: flags, topic: ch.Topic, wake: wake}
 	if err := c.number(p); err != nil {
 		return nil, err
 	}
@@ -165,21 +168,26 @@ func (p *port) deliver(message []byte) {
 		c.mu.Unlock()
 		return
 	}
+	lost := 0
 	for len(p.messages) > 0 && (len(p.messages) >= maxWaiting || c.waiting+len(message) > maxWaitingBytes) {
 		c.drop(p, 1)
-		c.overrun.Add(1)
-	}
-	if c.waiting+len(message) > maxWaitingBytes {
-		c.overrun.Add(1)
-		c.mu.Unlock()
-		return
+		lost++
 	}
 	first := len(p.messages) == 0
-	p.messages = append(p.messages, message)
-	c.waiting += len(message)
+	if fits := c.waiting+len(message) <= maxWaitingBytes; fits {
+		p.messages = append(p.messages, message)
+		c.waiting += len(message)
+	} else {
+		lost++
+		first = false
+	}
 	c.mu.Unlock()
 	if first {
 		p.wake()
+	}
+	if lost > 0 {
+		c.overrun.Add(uint64(lost))
+		c.losses.add(loss{p.name, p.topic, "component"}, lost)
 	}
 }
 
@@ -210,9 +218,18 @@ func (p *port) Send(message []byte) error {
 		return err
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lost.Add(uint64(c.backlog.add(p, m)))
+	lost := c.backlog.add(p, m)
+	c.mu.Unlock()
+	c.lose(lost)
 	return nil
+}
+
+// lose counts messages that the daemon does not get. The caller does not hold c.mu, because lose writes to the log.
+func (c *channels) lose(all []outgoing) {
+	c.lost.Add(uint64(len(all)))
+	for _, o := range all {
+		c.losses.add(loss{o.port.name, o.port.topic, "daemon"}, 1)
+	}
 }
 
 // room reports whether the port can publish now. If it cannot, p.wake is called once it can.

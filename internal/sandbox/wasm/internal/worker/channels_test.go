@@ -194,6 +194,119 @@ func TestChannelsWithoutADaemon(t *testing.T) {
 	require.EqualValues(t, 0, exited(t, w, "flood").ExitCode)
 }
 
+// fill fills the backlog with messages of port fd. It reports whether a guest would then wait.
+func (c *channels) fill(tb testing.TB, fd int) (busy bool) {
+	tb.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.backlog.full() {
+		require.Empty(tb, c.backlog.add(c.ports[fd], []byte("queued")))
+	}
+	return c.backlog.busy()
+}
+
+// blocks waits until the guest waits for room in the backlog for its port fd.
+func (c *channels) blocks(tb testing.TB, fd int) {
+	tb.Helper()
+	require.Eventually(tb, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.ports[fd].blocked
+	}, soon, time.Millisecond, "%d messages dropped", c.dropped())
+}
+
+// TestChannelsBeforeTheLink checks that a module that writes before a running daemon has linked its channels waits
+// instead of losing messages.
+func TestChannelsBeforeTheLink(t *testing.T) {
+	w := channelWorker(t)
+	w.Daemon(true)
+	const more = 100
+	run(t, w, "flood", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "flood-and-read", "/ch/io", fmt.Sprint(maxBacklogMessages+more))
+	opened(t, w, "flood", 1)
+	p, err := w.pod("flood")
+	require.NoError(t, err)
+	p.channels.blocks(t, 0)
+	require.Zero(t, p.channels.dropped())
+	d := connect(t, w, "flood")
+	d.expect("open 0 rw t")
+	thousand := "0:" + strings.Repeat("\x00", 1000)
+	for range maxBacklogMessages + more {
+		d.expect(thousand)
+	}
+	d.send(0, "go on")
+	d.expect("close 0", "EOF")
+	require.EqualValues(t, 0, exited(t, w, "flood").ExitCode)
+	require.Zero(t, p.channels.dropped())
+}
+
+// TestChannelsOfARestartedDaemon checks that the oldest messages are dropped while the daemon is down, and that the
+// module waits once the next daemon has connected, before it has linked the channels.
+func TestChannelsOfARestartedDaemon(t *testing.T) {
+	w := channelWorker(t)
+	w.Daemon(true)
+	run(t, w, "a", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "echo")
+	d := connect(t, w, "a")
+	d.expect("open 0 rw t")
+	w.Daemon(false)
+	d.raw.Close()
+	p, err := w.pod("a")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !p.channels.hasLink() }, soon, time.Millisecond)
+	require.False(t, p.channels.fill(t, 0))
+	p.channels.receive(0, []byte("one"))
+	require.Eventually(t, func() bool { return p.channels.dropped() == 1 }, soon, time.Millisecond)
+	w.Daemon(true)
+	p.channels.receive(0, []byte("two"))
+	p.channels.blocks(t, 0)
+	d = connect(t, w, "a")
+	d.expect("open 0 rw t")
+	for range maxBacklogMessages - 1 {
+		d.expect("0:queued")
+	}
+	d.expect("0:one", "0:two")
+	require.EqualValues(t, 1, p.channels.dropped())
+}
+
+func (c *channels) hasLink() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.backlog.link != nil
+}
+
+// TestChannelsAfterIdleTime checks that a burst of messages after a time without any is not dropped: the daemon had
+// nothing to fetch.
+func TestChannelsAfterIdleTime(t *testing.T) {
+	w := channelWorker(t)
+	run(t, w, "a", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "echo")
+	d := connect(t, w, "a")
+	d.expect("open 0 rw t")
+	p, err := w.pod("a")
+	require.NoError(t, err)
+	p.channels.mu.Lock()
+	p.channels.backlog.lastRead = time.Now().Add(-2 * stallTimeout)
+	p.channels.mu.Unlock()
+	require.True(t, p.channels.fill(t, 0))
+}
+
+// TestChannelsOfAShortModule checks that the messages of a module that ends before the daemon has linked its channels
+// reach the daemon.
+func TestChannelsOfAShortModule(t *testing.T) {
+	w := channelWorker(t)
+	w.Daemon(true)
+	run(t, w, "a", []channel.Channel{ch("io", "t", channel.Write)}, "send", "/ch/io", "last words", "w")
+	p, err := w.pod("a")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // the guest has ended
+		p.channels.mu.Lock()
+		defer p.channels.mu.Unlock()
+		return p.channels.ended && len(p.channels.ports) == 0
+	}, soon, time.Millisecond)
+	d := connect(t, w, "a")
+	d.expect("open 0 w t", "0:last words")
+	require.EqualValues(t, 0, exited(t, w, "a").ExitCode)
+	require.Zero(t, p.channels.dropped())
+}
+
 // TestChannelsOfASlowDaemon checks that no message is lost while the daemon reads slowly.
 func TestChannelsOfASlowDaemon(t *testing.T) {
 	w := channelWorker(t)

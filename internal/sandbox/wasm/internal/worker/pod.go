@@ -104,7 +104,7 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 	p.snapshots.pod, p.snapshots.patience = p, snapshotPatience
 	p.preopens, p.configVolumes = preopens(spec.Mounts), configVolumes(spec.Mounts)
 	p.blobs = blobs(spec.Mounts)
-	p.channels = newChannels(spec, w.router)
+	p.channels = newChannels(spec, w.router, w.daemon)
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
 	p.account.Within(w.account)
 	p.account.Bound(engine.HeldFiles, spec.Holdings.Files)
@@ -128,6 +128,9 @@ func setCPU(a *engine.Account, r workerapi.Resources) {
 func (p *pod) start() error {
 	p.output = newOutput(p.spec.Log.File, p.worker.config.LogSizeMax, p.spec.TTY)
 	p.spec.Log.File = nil
+	if p.channels != nil {
+		p.channels.losses.report = p.reportLoss
+	}
 	if p.spec.Stdin {
 		p.stdin = newStdin(p.spec.StdinOnce)
 	}
@@ -181,12 +184,20 @@ func (p *pod) release() {
 	}
 	if p.channels != nil {
 		p.channels.close()
+		p.channels.losses.end()
 		if n := p.channels.dropped(); n > 0 {
 			p.output.logLine(fmt.Sprintf("tripod: dropped %d channel messages that the daemon or the component did not read in time", n))
 		}
 	}
 	p.output.end()
 	p.spec.CloseFiles()
+}
+
+// reportLoss writes dropped channel messages to the pod's log and to the worker's.
+func (p *pod) reportLoss(l loss, messages int) {
+	p.output.logLine(fmt.Sprintf("tripod: dropped %d messages of channel %q (topic %q) that the %s did not read in time", messages, l.channel, l.topic, l.reader))
+	p.worker.logger.Warn("channel messages dropped", "pod", p.spec.ID, "component", p.spec.Component, "channel", l.channel, "topic", l.topic,
+		"reader", l.reader, "messages", messages)
 }
 
 // drain waits until the clients of an ended pod have read its output, or until ctx ends.

@@ -57,6 +57,7 @@ type Worker struct {
 	sockets     atomic.Int64        // that guests have opened
 	roots       rootCache
 	capturing   *semaphore.Weighted // of 1: snapshots are made one at a time, because making one takes several times its memory
+	daemon      *presence
 
 	loading sync.Mutex // serializes Load
 
@@ -72,7 +73,7 @@ func New(c Config) *Worker {
 		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
 		connections: connlimit.NewGroup(c.Logger),
 		codes:       map[string]*code{}, pods: map[string]*pod{}, router: newRouter(), account: engine.NewAccount(0),
-		ahead: semaphore.NewWeighted(dataplane.AheadMemory), capturing: semaphore.NewWeighted(1),
+		ahead: semaphore.NewWeighted(dataplane.AheadMemory), capturing: semaphore.NewWeighted(1), daemon: &presence{},
 	}
 	if c.Spans {
 		w.spans = newSpans(c.Publish)
@@ -87,6 +88,9 @@ func (w *Worker) Hello() workerapi.Hello {
 		Name: w.config.Name, Pid: w.config.Pid, StartedAt: w.startedAt,
 	}
 }
+
+// Daemon implements workerapi.Handler.
+func (w *Worker) Daemon(connected bool) { w.daemon.set(connected) }
 
 // Start implements workerapi.Handler.
 func (w *Worker) Start(_ context.Context, spec workerapi.PodSpec) (workerapi.Status, error) {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,7 +25,8 @@ import (
 
 // handler records requests and answers from its fields. It closes the files that it gets.
 type handler struct {
-	hello Hello
+	hello  Hello
+	daemon atomic.Bool // a client has subscribed to events
 
 	mu       sync.Mutex
 	specs    []PodSpec
@@ -58,6 +60,8 @@ func (h *handler) answer() error {
 }
 
 func (h *handler) Hello() Hello { return h.hello }
+
+func (h *handler) Daemon(connected bool) { h.daemon.Store(connected) }
 
 func (h *handler) Load(_ context.Context, code Code) (Loaded, error) {
 	if code.Image.File == nil {
@@ -217,6 +221,28 @@ func openFiles(t testing.TB) int {
 	entries, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	return len(entries)
+}
+
+// TestDaemon checks that the handler learns whether a subscribed client is connected, and that a session's client does
+// not count.
+func TestDaemon(t *testing.T) {
+	h := newHandler()
+	_, path := start(t, h)
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path})
+	require.NoError(t, err)
+	session, err := NewSessionClient(t.Context(), conn)
+	require.NoError(t, err)
+	defer session.Close()
+	require.False(t, h.daemon.Load())
+	first, second := dial(t, path), dial(t, path)
+	require.True(t, h.daemon.Load())
+	first.Close()
+	require.NoError(t, second.Kill(t.Context(), "a"))
+	require.True(t, h.daemon.Load())
+	second.Close()
+	require.Eventually(t, func() bool { return !h.daemon.Load() }, 10*time.Second, time.Millisecond)
+	dial(t, path)
+	require.True(t, h.daemon.Load())
 }
 
 func TestRequests(t *testing.T) {

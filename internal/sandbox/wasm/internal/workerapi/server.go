@@ -23,6 +23,9 @@ import (
 // returns an error. The context ends when the server is closed, not when the client disconnects.
 type Handler interface {
 	Hello() Hello
+	// Daemon reports that the first client has subscribed to events, or that the last of them has disconnected. It must
+	// not block.
+	Daemon(connected bool)
 	Load(ctx context.Context, code Code) (Loaded, error)
 	Unload(ctx context.Context, digest string) error
 	Start(ctx context.Context, spec PodSpec) (Status, error)
@@ -66,8 +69,9 @@ type Server struct {
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
 
-	mu    sync.Mutex
-	conns map[*serverConn]bool // true if subscribed to events
+	mu      sync.Mutex
+	conns   map[*serverConn]bool // true if subscribed to events
+	daemons int                  // connected clients that have subscribed to events
 }
 
 // NewServer returns a server that owns the listener.
@@ -198,8 +202,24 @@ func (s *Server) disconnected() []*serverConn {
 func (s *Server) subscribe(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.conns[c]; ok {
+	if subscribed, ok := s.conns[c]; ok && !subscribed && !c.gone {
 		s.conns[c] = true
+		if s.daemons++; s.daemons == 1 {
+			s.handler.Daemon(true)
+		}
+	}
+}
+
+// ended records that a client has disconnected. Its orders may still be running.
+func (s *Server) ended(c *serverConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.gone = true
+	if !s.conns[c] {
+		return
+	}
+	if s.daemons--; s.daemons == 0 {
+		s.handler.Daemon(false)
 	}
 }
 
@@ -217,6 +237,7 @@ func (s *Server) serve(conn *net.UnixConn) {
 		err := c.read()
 		conn.Close()
 		close(c.closed)
+		s.ended(c)
 		c.orders.Wait()
 		s.mu.Lock()
 		delete(s.conns, c)
@@ -233,6 +254,7 @@ type serverConn struct {
 	conn   *net.UnixConn
 	slots  chan struct{}
 	closed chan struct{}  // the reader has ended
+	gone   bool           // likewise; guarded by server.mu
 	orders sync.WaitGroup // running requests, except Stop and Hello
 
 	wake   chan struct{}
