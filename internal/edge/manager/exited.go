@@ -46,6 +46,7 @@ func (h *host) settle(mod *module, payload []byte) {
 	poke(mod.wake)
 	mod.box.clear()
 	h.m.wg.Go(func() {
+		h.keepLog(mod, payload)
 		h.record(mod, payload)
 		h.conclude(mod, payload)
 	})

@@ -208,6 +208,7 @@ func (h *host) lose() {
 func (h *host) reportLost(mod *module) {
 	payload := status(codeKilled, "runtime-lost", "the runtime "+h.info.Name+" was lost")
 	mod.box.clear()
+	h.keepLog(mod, payload)
 	h.m.router.CloseModule(h.info.UUID, mod.record.Index)
 	if err := h.rt.Cleanup(h.m.ctx, mod.record.Index, mod.uuid); err != nil {
 		h.m.refuse("cleanup", "cannot clean up after a lost module", "module", mod.uuid, "err", err)

@@ -21,11 +21,12 @@ type module struct {
 	wake       chan struct{} // a token wakes the launcher
 	box        *outbox
 	rate       *limiter
+	log        *runLog
 	logs       map[int]bool // channels that are a log, too; only host.receive uses it
 }
 
 func (h *host) newModule(uuid string, data wire.ModuleData, r record) *module {
-	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, wake: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits)}
+	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, wake: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits), log: newRunLog()}
 	mod.box = newOutbox(h, r.Index, mod.uuid)
 	return mod
 }
@@ -59,6 +60,7 @@ func (h *host) restore(uuid string, r record, data wire.ModuleData) bool {
 	}
 	mod := h.newModule(uuid, data, r)
 	mod.state, mod.repeatable = loaded[r.State], true
+	mod.log.cut = true
 	h.byIndex[r.Index].Store(mod)
 	h.byUUID[uuid] = mod
 	return true
