@@ -160,7 +160,7 @@ func TestUnreachableServers(t *testing.T) {
 			t.Errorf("%v without an orchestrator: got error %v", args, err)
 		}
 	}
-	for _, args := range [][]string{{"pub", "a", "b", "--broker", "tcp://h"}, {"pub", "a/#", "b"}, {"pub", "a", "b", "--qos", "3"}, {"sub", "a#"}, {"ps", "--orchestrator", "host"}, {"logs", "m"}} {
+	for _, args := range [][]string{{"pub", "a", "b", "--broker", "tcp://h"}, {"pub", "a/#", "b"}, {"pub", "a", "b", "--qos", "3"}, {"sub", "a#"}, {"ps", "--orchestrator", "host"}, {"logs", "-f", "-p", "m"}, {"logs", "--tail", "-1", "m"}} {
 		if _, err := edge(t, args...); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%v: got error %v, want invalid argument", args, err)
 		}
