@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
@@ -92,7 +93,7 @@ func (a *App) printKept(record *edgeRecord, answer json.RawMessage) error {
 		return fmt.Errorf("the answer of the node of module %s: %w", record.UUID, err)
 	}
 	if l.Error != "" {
-		return fmt.Errorf("the node answers: %s: %w", l.Error, errdefs.ErrNotFound)
+		return fmt.Errorf("the node answers: %s: %w", strings.TrimSuffix(l.Error, ": "+errdefs.ErrNotFound.Error()), errdefs.ErrNotFound)
 	}
 	if !a.asTable() {
 		return a.printItem(answer)

@@ -56,6 +56,7 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 	}
 	h.applyAndLaunch(mod, evRecorded)
 	h.admit()
+	poke(h.report)
 	return nil
 }
 

@@ -153,12 +153,12 @@ func (h *host) reconcileOnce(d *desired) time.Duration {
 			h.m.fail("desired", wire.Envelope{}, data.Bytes(), fmt.Errorf("the desired document: %w", err))
 			wait = h.m.config.BackoffMax
 			h.problems[data.UUID()] = problem{err: err, retryAt: time.Now().Add(wait)}
-			poke(h.report)
 		}
 		if wait > 0 && (next == 0 || wait < next) {
 			next = wait
 		}
 	}
+	poke(h.report)
 	return next
 }
 

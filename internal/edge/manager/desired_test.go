@@ -207,3 +207,29 @@ func TestReportIsBounded(t *testing.T) {
 		t.Errorf("%d modules are reported and %d omitted, want %d and 3", len(got.Modules), got.Omitted, maxReportedAbsent)
 	}
 }
+
+// TestEndsOfAnEarlierDaemon: a record that is only the module's data, as earlier daemons wrote it, keeps the module ended.
+func TestEndsOfAnEarlierDaemon(t *testing.T) {
+	r := newRig(t, nil)
+	r.desire(runtimeA, 1, moduleData("old", "restart", "never"))
+	r.a.find(t, true, 0, wire.Create, 1)
+	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 0, "reason": "exited"}}`)
+	r.states(runtimeA, "1", map[string]string{"old": "finished"})
+	r.close()
+	s, err := openStore(r.conf.Root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Put(kindFinished, runtimeA+"/old", object(moduleData("old", "restart", "never"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.set(func(b *bus) { b.log = nil })
+	r.open()
+	r.states(runtimeA, "1", map[string]string{"old": "finished"})
+	if n := r.a.count(true, wire.Create); n != 1 {
+		t.Errorf("created %d times, want once", n)
+	}
+}

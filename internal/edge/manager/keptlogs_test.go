@@ -72,7 +72,7 @@ func TestKeptLog(t *testing.T) {
 	r.a.tell(t, true, 0, wire.ModuleLog, "third run")
 	r.find(t, topics.ModuleLog(runtimeA, "again"), 5, nil)
 	r.a.kill()
-	r.exitedOf(runtimeA, "again", 2)
+	r.find(t, topics.ControlOf(runtimeA), 1, hasReason("again", "runtime-lost"))
 	if l := r.logOf("again", "previous", true); l.Log != "third run" || !strings.Contains(string(l.Exit), "runtime-lost") || !l.Cut {
 		t.Errorf("the log of a lost run is %+v, want its line, after a restart of the daemon", l)
 	}

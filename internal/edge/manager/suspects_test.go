@@ -83,11 +83,14 @@ func crashRig(t *testing.T, probation time.Duration) (*rig, *own) {
 	return r, o
 }
 
-func isCrash(uuid string) func(mqtt.Message) bool {
+// hasReason matches an exited message of the module with this reason.
+func hasReason(uuid, reason string) func(mqtt.Message) bool {
 	return func(m mqtt.Message) bool {
-		return isExit(uuid)(m) && strings.Contains(string(m.Payload), reasonCrash)
+		return isExit(uuid)(m) && strings.Contains(string(m.Payload), `"`+reason+`"`)
 	}
 }
+
+func isCrash(uuid string) func(mqtt.Message) bool { return hasReason(uuid, reasonCrash) }
 
 // TestAModuleThatKillsItsRuntime: it ends with a reason that says so; the other modules of the runtime run.
 func TestAModuleThatKillsItsRuntime(t *testing.T) {
