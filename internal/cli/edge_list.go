@@ -1,10 +1,9 @@
 package cli
 
 import (
-	"context"
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,8 +14,10 @@ func (a *App) edgePs(o *edgeOptions) *cobra.Command {
 	var all, quiet bool
 	c := &cobra.Command{
 		Use: "ps [MODULE...]", Short: "List modules that are alive, queued, exiting or lost (-a: dead ones too)", ValidArgsFunction: a.completeEdge(o, "modules"),
+		Long: `List modules that are alive, queued, exiting or lost. Those of the orchestrator come from its REST interface, those of desired documents
+(docs/edge.md), which no orchestrator knows, from the reports that the managers retain at the broker.`,
 		RunE: func(c *cobra.Command, args []string) error {
-			modules, err := o.modules(c.Context(), args, all)
+			modules, err := a.modules(c.Context(), o, args, all)
 			if err != nil {
 				return err
 			}
@@ -34,33 +35,15 @@ func (a *App) edgePs(o *edgeOptions) *cobra.Command {
 	return c
 }
 
-// modules returns the modules that the arguments name, even dead ones. Without arguments it returns all modules, but
-// dead ones only if dead is set.
-func (o *edgeOptions) modules(ctx context.Context, args []string, dead bool) ([]edgeRecord, error) {
-	if len(args) == 0 {
-		modules, err := o.list(ctx, "modules")
-		return slices.DeleteFunc(modules, func(r edgeRecord) bool { return !dead && r.Status == "D" }), err
-	}
-	modules := make([]edgeRecord, 0, len(args))
-	for _, arg := range args {
-		m, err := o.find(ctx, "modules", arg)
-		if err != nil {
-			return nil, err
-		}
-		modules = append(modules, *m)
-	}
-	return modules, nil
-}
-
 func (a *App) modulesTable(modules []edgeRecord, wide bool) error {
-	header := []string{"MODULE", "NAME", "STATE", "RUNTIME", "PROGRAM", "ENDED"}
+	header := []string{"MODULE", "NAME", "STATE", "ORIGIN", "RUNTIME", "PROGRAM", "ENDED"}
 	if wide {
 		header = append(header, "SINCE", "APIS")
 	}
 	t := newTable(a.Stdout, header...)
 	for i := range modules {
 		m := &modules[i]
-		row := []string{m.UUID, m.Name, m.state(), m.parent(), m.program(), m.ended()}
+		row := []string{m.UUID, m.Name, m.state(), cmp.Or(m.origin, "orchestrator"), m.parent(), m.program(), m.ended()}
 		if wide {
 			row = append(row, m.since(), strings.Join(m.APIs, ","))
 		}
@@ -69,12 +52,19 @@ func (a *App) modulesTable(modules []edgeRecord, wide bool) error {
 	return t.flush()
 }
 
-// ended formats how the module ended. It returns "-" if the module has not ended.
+// ended formats how the module ended last, and why it cannot be created. It returns "-" if there is neither.
 func (r *edgeRecord) ended() string {
-	if len(r.Exit) == 0 || string(r.Exit) == "null" {
-		return "-"
+	text := ""
+	if len(r.Exit) > 0 && string(r.Exit) != "null" {
+		text = exitText(exitStatus(r.Exit))
 	}
-	return exitText(exitStatus(r.Exit))
+	switch {
+	case r.problem == "" || strings.Contains(text, r.problem):
+		return cmp.Or(text, "-")
+	case text == "":
+		return r.problem
+	}
+	return text + "; " + r.problem
 }
 
 // exitStatus returns the status in a manager's report of an exit.

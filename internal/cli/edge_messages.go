@@ -13,7 +13,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
-	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 func (a *App) edgePub(o *edgeOptions) *cobra.Command {
@@ -144,68 +143,5 @@ func (a *App) printMessage(m mqtt.Message, verbose bool) error {
 		line = append([]byte(m.Topic+" "), line...)
 	}
 	_, err := a.Stdout.Write(append(line, '\n'))
-	return err
-}
-
-func (a *App) edgeLogs(o *edgeOptions) *cobra.Command {
-	var follow bool
-	c := &cobra.Command{
-		Use: "logs -f MODULE", Short: "Print a module's log from now on, until the module ends", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
-		Long: `Print a module's log from now on, until the module ends. The log is sent as messages, which no broker keeps. Only the
-module's node has earlier output ("tripod logs", for modules of the runtime tripod/wasm).`,
-		RunE: func(c *cobra.Command, args []string) error {
-			if !follow {
-				return fmt.Errorf("a module's log is sent as messages, which are not kept: follow it with -f, or use `tripod logs` on its node: %w", errdefs.ErrInvalidArgument)
-			}
-			return a.edgeFollow(c.Context(), o, args[0])
-		},
-	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow the log until the module ends")
-	return c
-}
-
-func (a *App) edgeFollow(ctx context.Context, o *edgeOptions, arg string) error {
-	record, err := o.find(ctx, "modules", arg)
-	if err != nil {
-		return err
-	}
-	if record.Status == "D" {
-		return fmt.Errorf("module %s is dead and logs nothing more: %w", record.UUID, errdefs.ErrFailedPrecondition)
-	}
-	client, err := o.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer client.close()
-	seed, nested := o.topics(), wire.Topics{Realm: o.realm, Nested: true}
-	if err := client.subscribe(ctx, 1, seed.ModuleLog("", record.UUID), nested.ModuleLog("+", record.UUID), seed.ControlOf("+")); err != nil {
-		return err
-	}
-	w := newModuleWatch(seed, "", record.UUID)
-	for {
-		select {
-		case m := <-client.messages:
-			if len(wire.Cut(m.Topic, seed.Control())) > 0 {
-				if ended, _ := w.handle(m); ended {
-					return nil
-				}
-				continue
-			}
-			if err := a.printLog(m.Payload); err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// printLog prints a log message and adds a line break if it has none.
-func (a *App) printLog(payload []byte) error {
-	_, text := wire.ParseLog(payload)
-	if n := len(text); n == 0 || text[n-1] != '\n' {
-		text = append(append([]byte(nil), text...), '\n')
-	}
-	_, err := a.Stdout.Write(text)
 	return err
 }

@@ -15,10 +15,13 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// edgeRecord is the orchestrator's record of a runtime or a module. raw is the whole record; the other fields are for
+// edgeRecord is the record of a runtime or a module, from the orchestrator or a manager's report. raw is the whole record; the other fields are for
 // tables.
 type edgeRecord struct {
 	raw json.RawMessage
+
+	// origin and problem are for modules that no orchestrator knows: "desired", and why the module cannot be created.
+	origin, problem string
 
 	UUID       string          `json:"uuid"`
 	Name       string          `json:"name"`

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,8 +11,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-
-	"github.com/tripod-run/tripod/internal/edge/broker"
 )
 
 // TestAwaitRuntime: a module waits for a runtime to register with an orchestrator that has just started.
@@ -65,12 +62,7 @@ func TestAwaitRuntimeEnds(t *testing.T) {
 
 // TestRunWaitsForRuntime runs a module before its runtime has registered. The create message must not precede the runtime.
 func TestRunWaitsForRuntime(t *testing.T) {
-	b, err := broker.New(broker.Config{Address: "127.0.0.1:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { b.Close(context.Background()) })
-	asked := 0
+	url, asked := embedded(t), 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if asked++; asked < 3 {
 			fmt.Fprint(w, `{"count":0,"start":0,"results":[]}`)
@@ -79,8 +71,8 @@ func TestRunWaitsForRuntime(t *testing.T) {
 		fmt.Fprint(w, `{"count":1,"start":0,"results":[{"type":"runtime","uuid":"rt-1","status":"A"}]}`)
 	}))
 	defer server.Close()
-	out, err := edge(t, "run", "/x.wasm", "--detach", "--uuid", "m-1", "--broker", b.URL(), "--orchestrator", server.URL)
-	if err != nil || asked != 3 || !strings.Contains(out, "waiting up to 30s for a runtime") || !strings.HasSuffix(out, "m-1\n") {
-		t.Errorf("run: got error %v after %d requests and\n%s\nwant the uuid after 3 requests", err, asked, out)
+	out, notes, err := edgeNotes(t, "run", "/x.wasm", "--detach", "--uuid", "m-1", "--broker", url, "--orchestrator", server.URL)
+	if err != nil || asked != 3 || !strings.Contains(notes, "waiting up to 30s for a runtime") || out != "m-1\n" {
+		t.Errorf("run: got error %v after %d requests, notes %q and\n%s\nwant the uuid after 3 requests", err, asked, notes, out)
 	}
 }

@@ -117,17 +117,24 @@ func TestModuleWatch(t *testing.T) {
 	}
 }
 
-// edge runs `tripod edge ARGS` in this process.
+// edge runs `tripod edge ARGS` in this process and returns its standard output.
 func edge(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	var out bytes.Buffer
-	c := (&App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out}).EdgeCommand(func(*cobra.Command) {})
+	out, _, err := edgeNotes(t, args...)
+	return out, err
+}
+
+// edgeNotes is like edge, and returns the standard error, too.
+func edgeNotes(t *testing.T, args ...string) (out, notes string, err error) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	c := (&App{Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: &stderr}).EdgeCommand(func(*cobra.Command) {})
 	c.SilenceErrors, c.SilenceUsage = true, true
-	c.SetOut(&out)
-	c.SetErr(&out)
+	c.SetOut(&stdout)
+	c.SetErr(&stderr)
 	c.SetArgs(args)
-	err := c.ExecuteContext(context.Background())
-	return out.String(), err
+	err = c.ExecuteContext(context.Background())
+	return stdout.String(), stderr.String(), err
 }
 
 // closed returns the address of a closed port.
@@ -153,7 +160,7 @@ func TestUnreachableServers(t *testing.T) {
 			t.Errorf("%v without an orchestrator: got error %v", args, err)
 		}
 	}
-	for _, args := range [][]string{{"pub", "a", "b", "--broker", "tcp://h"}, {"pub", "a/#", "b"}, {"pub", "a", "b", "--qos", "3"}, {"sub", "a#"}, {"ps", "--orchestrator", "host"}, {"logs", "m"}} {
+	for _, args := range [][]string{{"pub", "a", "b", "--broker", "tcp://h"}, {"pub", "a/#", "b"}, {"pub", "a", "b", "--qos", "3"}, {"sub", "a#"}, {"ps", "--orchestrator", "host"}, {"logs", "-f", "-p", "m"}, {"logs", "--tail", "-1", "m"}} {
 		if _, err := edge(t, args...); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%v: got error %v, want invalid argument", args, err)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/orchestrator"
 	"github.com/tripod-run/tripod/test/edgetest"
 )
 
@@ -165,6 +166,32 @@ func TestALostRuntimeComesBack(t *testing.T) {
 		// What took the runtime down is not to do it again.
 		require.NoError(t, s.client.Publish("realm/proc/control/"+edgetest.RuntimeChan, 2,
 			edgetest.Message("", "delete", "arts_req", map[string]any{"type": "module", "uuid": uuid})))
+	}
+}
+
+// A module that makes its runtime die again and again ends, and the orchestrator does not create it again. The other
+// modules of that runtime run.
+func TestAModuleThatKillsItsRuntimeEnds(t *testing.T) {
+	var o *orchestrator.Orchestrator
+	s := newSite(t, func(t *testing.T, url string, _ bool) { o = openOrchestrator(t, url) })
+	beside := s.create(edgetest.RuntimeChan, "echo", "witness/beside")
+	s.log(edgetest.RuntimeChan, beside, "open")
+	killer := s.create(edgetest.RuntimeChan, "crash")
+	last := s.create(edgetest.RuntimeChan, "echo", "witness/last")
+	s.wait(1, func(l edgetest.Line) bool {
+		text := string(l.Payload)
+		return l.Topic == "realm/proc/control/"+edgetest.RuntimeChan && strings.Contains(text, `"runtime-crash"`) && strings.Contains(text, `"`+killer+`"`)
+	})
+	status(t, o, "modules/"+killer, "D")
+	status(t, o, "modules/"+beside, "A")
+	status(t, o, "modules/"+last, "A")
+	s.witness("witness/beside")
+	s.witness("witness/last")
+	for _, l := range s.heard.Lines() {
+		if text := string(l.Payload); strings.Contains(text, `"runtime-crash"`) {
+			assert.NotContains(t, text, beside)
+			assert.NotContains(t, text, last)
+		}
 	}
 }
 

@@ -128,7 +128,7 @@ func startManager(t *testing.T, way mqtt.Config) (end func() error) {
 	}
 	m, err := manager.Open(manager.Config{
 		Root: t.TempDir(), UUID: foreign.UUID, Name: foreign.Name, Topics: wire.Topics{Realm: edgetest.Realm, Nested: true},
-		MQTT: way, Runtimes: runtimes,
+		MQTT: way, Runtimes: runtimes, Probation: time.Second,
 	})
 	require.NoError(t, err)
 	return func() error { return m.Close(within(t)) }

@@ -36,7 +36,9 @@ type Config struct {
 	// BackoffMin and BackoffMax bound the delays between attempts to register, to start a runtime and to restart a module.
 	// The delays double each time; 500 ms and 30 s by default.
 	BackoffMin, BackoffMax time.Duration
-	Log                    *slog.Logger
+	// Probation is how long a module must run for its runtime's later death not to count against it; 10 s by default.
+	Probation time.Duration
+	Log       *slog.Logger
 }
 
 // Limits are the limits of one module.
@@ -81,6 +83,7 @@ func (c *Config) complete() error {
 	c.RegisterTimeout = cmp.Or(c.RegisterTimeout, 5*time.Second)
 	c.BackoffMin = cmp.Or(c.BackoffMin, 500*time.Millisecond)
 	c.BackoffMax = cmp.Or(c.BackoffMax, max(30*time.Second, c.BackoffMin))
+	c.Probation = cmp.Or(c.Probation, stable)
 	c.Limits.Messages = cmp.Or(c.Limits.Messages, 1024)
 	c.Limits.Bytes = cmp.Or(c.Limits.Bytes, 16<<20)
 	if c.Log == nil {

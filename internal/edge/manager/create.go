@@ -55,6 +55,8 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 		return err
 	}
 	h.applyAndLaunch(mod, evRecorded)
+	h.admit()
+	poke(h.report)
 	return nil
 }
 
@@ -88,16 +90,21 @@ func (h *host) applyAndLaunch(mod *module, e event) {
 	switch do := mod.apply(e); {
 	case do == conclude:
 		h.m.wg.Go(guard.Func(h.m.log, "end of a module", func() { h.conclude(mod, mod.record.Exited) }))
-	case do == launch && h.up && !mod.launching:
-		mod.launching = true
-		run := h.run
-		h.calls.Add(1)
-		h.m.wg.Go(func() {
-			defer h.calls.Done()
-			guard.Func(h.m.log, "start of a module", func() { h.launch(run, mod) })()
-			h.update(func() { mod.launching = false })
-		})
+	case do == launch && h.up && !mod.launching && !h.held(mod):
+		h.startLauncher(mod)
 	}
+}
+
+// startLauncher starts the launcher of a module. The caller holds h.mu, and the runtime is up.
+func (h *host) startLauncher(mod *module) {
+	mod.launching = true
+	run := h.run
+	h.calls.Add(1)
+	h.m.wg.Go(func() {
+		defer h.calls.Done()
+		guard.Func(h.m.log, "start of a module", func() { h.launch(run, mod) })()
+		h.update(func() { mod.launching = false })
+	})
 }
 
 // apply applies an event to a module.
@@ -116,10 +123,14 @@ func (h *host) launch(run context.Context, mod *module) {
 				return
 			}
 		case create:
-			if !h.createOnce(run, mod) {
+			h.probation(run, mod)
+			err := h.createOnce(run, mod)
+			if err == nil {
 				return
 			}
-			pause(run, delay.delay(), mod.wake)
+			wait := delay.delay()
+			h.update(func() { mod.problem = problem{err: err, retryAt: time.Now().Add(wait)} })
+			pause(run, wait, mod.wake)
 		case settle:
 			h.settle(mod, status(codeKilled, "killed", "deleted before it ran"))
 			return
@@ -162,8 +173,8 @@ func (h *host) adopt(run context.Context, mod *module) (missing bool) {
 	return true
 }
 
-// createOnce asks the runtime to create the module. It reports whether to try again.
-func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
+// createOnce asks the runtime to create the module. It returns an error if the caller is to try again.
+func (h *host) createOnce(run context.Context, mod *module) error {
 	mod.box.start(run)
 	err := errors.Join(h.rt.Create(run, mod.record.Index, h.dataOf(mod)), createDone.Hit(run))
 	switch {
@@ -176,7 +187,7 @@ func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 	case errdefs.IsUnavailable(err):
 		h.m.refuse("create", "cannot create a module now", "runtime", h.info.Name, "module", mod.uuid, "err", err)
 		h.apply(mod, evRetry)
-		return true
+		return err
 	default:
 		failed := fmt.Errorf("create module %s: %w", mod.uuid, err)
 		if mod.record.Origin == fromScene {
@@ -186,7 +197,7 @@ func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
 		}
 		h.finish(mod, status(codeNotCreated, "exited", err.Error()))
 	}
-	return false
+	return nil
 }
 
 // dataOf returns the module's data for its runtime: all fields verbatim, the index, and channels for the standard streams
@@ -202,7 +213,9 @@ func (h *host) dataOf(mod *module) wire.ModuleData {
 // runs is called once the module is running, and records this state. If the deletion of the module has been ordered
 // meanwhile, runs ends the module.
 func (h *host) runs(run context.Context, mod *module) {
-	if h.apply(mod, evRuns) == end {
+	var do action
+	h.update(func() { do, mod.problem = mod.apply(evRuns), problem{} })
+	if do == end {
 		h.end(run, mod)
 	}
 }
@@ -247,7 +260,9 @@ func (h *host) deleteLocked(mod *module) error {
 		case do == end && h.up:
 			run = h.run
 			h.calls.Add(1)
-		case do == cancel, do == release && !h.info.Durable:
+		case do == cancel:
+			now = !h.up || !mod.launching
+		case do == release && !h.info.Durable:
 			now = !h.up
 		}
 	})

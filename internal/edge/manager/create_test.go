@@ -42,9 +42,12 @@ func (o *own) Cleanup(_ context.Context, index int, uuid string) error {
 	return nil
 }
 
-func ownRig(t *testing.T) (*rig, *own) {
+func ownRig(t *testing.T, change ...func(*Config)) (*rig, *own) {
 	o := &own{}
 	r := newRig(t, func(c *Config) {
+		for _, f := range change {
+			f(c)
+		}
 		o.fake = c.Runtimes[0].(*fake)
 		o.create = func(int, wire.ModuleData) error { return nil }
 		o.remove = func(int, string) error { return nil }

@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindFinished is the kind of records for desired modules that have ended and are not restarted. A key consists of the
-// runtime's uuid and the module's uuid. The value is the module's data.
+// kindFinished is the kind of records for the ends of desired modules. A key consists of the runtime's uuid and the
+// module's uuid. The value is a restart. Earlier daemons recorded only modules that are not restarted, by their data.
 const kindFinished = "finished"
 
 var desiredRecorded = failpoint.New("edge.manager.desired.recorded")
@@ -27,13 +27,15 @@ type desired struct {
 	err        error // if set, the document is refused
 }
 
-// restart is the restart state of a desired module.
+// restart is the restart state of a desired module that has ended at least once.
 type restart struct {
-	count int
+	Data  []byte          `json:"data"`
+	Ended bool            `json:"ended,omitempty"` // the module is not restarted until its data change
+	Count int             `json:"count,omitempty"`
+	Exit  json.RawMessage `json:"exit,omitempty"` // the status of its last end, as in the reported document
+
 	delay backoff
 	after time.Time
-	ended bool // the module is not restarted until its data change
-	data  []byte
 }
 
 // parseDesired parses a document. If one module is invalid, the whole document is refused.
@@ -69,20 +71,23 @@ func parseDesired(payload []byte) *desired {
 // setDesired accepts a document. It answers a bad document on the error topic; the previous document stays in force.
 func (h *host) setDesired(payload []byte) {
 	d := parseDesired(payload)
-	if d.err != nil {
-		h.m.fail("desired", wire.Envelope{}, excerpt(payload), d.err)
-		return
+	err := d.err
+	if err == nil {
+		if err = h.m.store.Put(kindDesired, h.info.UUID, payload); err != nil {
+			err = fmt.Errorf("record the desired document: %w", err)
+		}
 	}
-	if err := h.m.store.Put(kindDesired, h.info.UUID, payload); err != nil {
-		h.m.fail("desired", wire.Envelope{}, excerpt(payload), fmt.Errorf("record the desired document: %w", err))
+	if err != nil {
+		h.m.fail("desired", wire.Envelope{}, excerpt(payload), err)
+		h.update(func() { h.refused = err })
 		return
 	}
 	if desiredRecorded.Hit(h.m.ctx) != nil {
 		return
 	}
 	h.desired.Store(d)
+	h.update(func() { h.refused = nil })
 	poke(h.reconcile)
-	poke(h.report)
 }
 
 // reconcileAll makes the modules match the document whenever either has changed.
@@ -106,14 +111,20 @@ func (h *host) loadFinished() {
 	prefix := h.info.UUID + "/"
 	err := h.m.store.All(kindFinished, func(key string, value []byte) error {
 		if uuid, ok := bytes.CutPrefix([]byte(key), []byte(prefix)); ok {
+			r := &restart{}
+			if json.Unmarshal(value, r) != nil || len(r.Data) == 0 {
+				r = &restart{Data: value, Ended: true}
+			}
+			r.delay = h.m.restartDelay()
 			h.orders.Lock()
-			h.restarts[string(uuid)] = &restart{ended: true, data: value}
+			h.restarts[string(uuid)] = r
 			h.orders.Unlock()
 		}
 		return nil
 	})
+	poke(h.report)
 	if err != nil {
-		h.m.refuse("record", "cannot read the finished modules", "runtime", h.info.Name, "err", err)
+		h.m.refuse("record", "cannot read the ends of desired modules", "runtime", h.info.Name, "err", err)
 	}
 }
 
@@ -135,16 +146,19 @@ func (h *host) reconcileOnce(d *desired) time.Duration {
 		}
 	}
 	var next time.Duration
+	clear(h.problems)
 	for _, data := range d.modules {
 		wait, err := h.createMissing(data)
 		if err != nil {
 			h.m.fail("desired", wire.Envelope{}, data.Bytes(), fmt.Errorf("the desired document: %w", err))
 			wait = h.m.config.BackoffMax
+			h.problems[data.UUID()] = problem{err: err, retryAt: time.Now().Add(wait)}
 		}
 		if wait > 0 && (next == 0 || wait < next) {
 			next = wait
 		}
 	}
+	poke(h.report)
 	return next
 }
 
@@ -158,7 +172,7 @@ func (h *host) createMissing(data wire.ModuleData) (time.Duration, error) {
 		return 0, nil
 	}
 	if r := h.restarts[data.UUID()]; r != nil {
-		if r.ended {
+		if r.Ended {
 			return 0, nil
 		}
 		if wait := time.Until(r.after); wait > 0 {
@@ -172,14 +186,12 @@ func (h *host) createMissing(data wire.ModuleData) (time.Duration, error) {
 func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 	for uuid, r := range h.restarts {
 		data, ok := wanted[uuid]
-		if ok && bytes.Equal(r.data, data.Bytes()) {
+		if ok && bytes.Equal(r.Data, data.Bytes()) {
 			continue
 		}
-		if r.ended {
-			if err := h.m.store.Delete(kindFinished, h.info.UUID+"/"+uuid); err != nil {
-				h.m.refuse("record", "cannot remove a finished module from the record", "module", uuid, "err", err)
-				continue
-			}
+		if err := h.m.store.Delete(kindFinished, h.info.UUID+"/"+uuid); err != nil {
+			h.m.refuse("record", "cannot remove the end of a module from the record", "module", uuid, "err", err)
+			continue
 		}
 		delete(h.restarts, uuid)
 	}
@@ -192,80 +204,28 @@ func (h *host) scheduleRestart(mod *module, payload []byte) {
 		return
 	}
 	r := h.restarts[mod.uuid]
-	if r == nil || !bytes.Equal(r.data, mod.record.Data) {
-		r = &restart{data: mod.record.Data, delay: backoff{min: h.m.config.BackoffMin, max: h.m.config.BackoffMax}}
+	if r == nil || !bytes.Equal(r.Data, mod.record.Data) {
+		r = &restart{Data: mod.record.Data, delay: h.m.restartDelay()}
 		h.restarts[mod.uuid] = r
 	}
+	r.Exit = reportedExit(payload)
 	ok, _ := outcome(payload)
 	policy := mod.data.Text("restart")
 	if policy == wire.RestartNever || policy == wire.RestartOnFailure && ok {
-		r.ended = true
-		if err := h.m.store.Put(kindFinished, h.info.UUID+"/"+mod.uuid, r.data); err != nil {
-			h.m.refuse("record", "cannot record the end of a desired module", "module", mod.uuid, "err", err)
-		}
-		return
+		r.Ended = true
+	} else {
+		r.Count++
+		r.after = time.Now().Add(r.delay.delay())
 	}
-	r.count++
-	r.after = time.Now().Add(r.delay.delay())
-}
-
-// reported is the retained document that describes the state of a runtime.
-type reported struct {
-	Type       string           `json:"type"`
-	UUID       string           `json:"uuid"`
-	Name       string           `json:"name"`
-	Up         bool             `json:"up"`
-	Generation json.RawMessage  `json:"generation,omitempty"` // of the desired document in force
-	Modules    []reportedModule `json:"modules"`
-}
-
-type reportedModule struct {
-	UUID     string `json:"uuid"`
-	Name     string `json:"name"`
-	Index    int    `json:"index"`
-	State    string `json:"state"` // state.reported
-	Origin   string `json:"origin"`
-	Restarts int    `json:"restarts"`
-}
-
-// reportAll publishes the reported state as a retained message whenever it changes. It publishes nothing while the
-// broker is not connected.
-func (h *host) reportAll() {
-	var last []byte
-	for {
-		select {
-		case <-h.report:
-		case <-h.m.ctx.Done():
-			return
-		}
-		if !h.m.client.Connected() {
-			last = nil
-			continue
-		}
-		raw, err := json.Marshal(h.reportNow())
-		if err != nil || bytes.Equal(raw, last) {
-			continue
-		}
-		last = raw
-		h.m.publish(h.m.ctx, h.m.config.Topics.Reported(h.info.UUID), 1, true, raw)
+	raw, err := json.Marshal(r)
+	if err == nil {
+		err = h.m.store.Put(kindFinished, h.info.UUID+"/"+mod.uuid, raw)
+	}
+	if err != nil {
+		h.m.refuse("record", "cannot record the end of a desired module", "module", mod.uuid, "err", err)
 	}
 }
 
-func (h *host) reportNow() reported {
-	h.orders.Lock()
-	defer h.orders.Unlock()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	r := reported{Type: "runtime", UUID: h.info.UUID, Name: h.info.Name, Up: h.up, Modules: []reportedModule{}}
-	if d := h.desired.Load(); d != nil {
-		r.Generation = d.generation
-	}
-	for _, mod := range h.all() {
-		one := reportedModule{UUID: mod.uuid, Name: mod.data.Name(), Index: mod.record.Index, State: mod.state.reported(), Origin: mod.record.Origin}
-		if r := h.restarts[mod.uuid]; r != nil {
-			one.Restarts = r.count
-		}
-		r.Modules = append(r.Modules, one)
-	}
-	return r
+func (m *Manager) restartDelay() backoff {
+	return backoff{min: m.config.BackoffMin, max: m.config.BackoffMax}
 }

@@ -46,6 +46,7 @@ func (h *host) settle(mod *module, payload []byte) {
 	poke(mod.wake)
 	mod.box.clear()
 	h.m.wg.Go(func() {
+		h.keepLog(mod, payload)
 		h.record(mod, payload)
 		h.conclude(mod, payload)
 	})
@@ -159,7 +160,7 @@ func outcome(payload []byte) (ok bool, reason string) {
 func reasonOf(payload []byte) string {
 	_, reason := outcome(payload)
 	switch reason {
-	case "exited", "killed", "trap", "oom", "deadline", "runtime-lost":
+	case "exited", "killed", "trap", "oom", "deadline", "runtime-lost", reasonCrash:
 		return reason
 	}
 	return "other"

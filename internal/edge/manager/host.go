@@ -40,11 +40,14 @@ type host struct {
 	extra           map[string]any             // what Start returned, for the registration
 	keepaliveFields map[string]json.RawMessage // fields of the runtime's last keepalive
 	interval        time.Duration              // between keepalives, as the orchestrator says; 0 if unknown
-	change          chan struct{}              // closed and replaced with every change of these fields
+	suspects        suspects
+	refused         error         // why the latest desired document was refused; nil if it was accepted
+	change          chan struct{} // closed and replaced with every change of these fields
 
 	announced atomic.Bool // a scene-scoped peer has confirmed the runtime's registration on this connection
 
-	restarts map[string]*restart // of desired modules; the mutex orders guards it
+	restarts map[string]*restart // of desired modules; the mutex orders guards it and problems
+	problems map[string]problem  // of desired modules that could not be recorded at the latest attempt
 
 	recent *recentMessages
 
@@ -54,8 +57,9 @@ type host struct {
 }
 
 func newHost(m *Manager, rt runtime.Runtime) *host {
-	return &host{m: m, rt: rt, info: rt.Info(), recent: newRecentMessages(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{},
-		report: make(chan struct{}, 1), reconcile: make(chan struct{}, 1), beat: make(chan struct{}, 1)}
+	return &host{m: m, rt: rt, info: rt.Info(), recent: newRecentMessages(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{}, problems: map[string]problem{},
+		suspects: newSuspects(),
+		report:   make(chan struct{}, 1), reconcile: make(chan struct{}, 1), beat: make(chan struct{}, 1)}
 }
 
 func (h *host) start() {
@@ -152,6 +156,7 @@ func (h *host) serve(extra map[string]any) error {
 	for _, mod := range h.all() {
 		h.applyAndLaunch(mod, evUp)
 	}
+	h.admit()
 	var err error
 	for {
 		var msg channel.Message
@@ -172,17 +177,23 @@ func (h *host) serve(extra map[string]any) error {
 func (h *host) lose() {
 	h.update(func() { h.up = false })
 	h.calls.Wait()
-	e := evDied
+	e, blamed := evDied, ""
 	switch {
 	case h.info.Durable:
 		e = evDetached
 	case h.isHalted():
 		e = evStopped
+	default:
+		blamed = h.blame()
 	}
 	for _, mod := range h.all() {
-		switch h.apply(mod, e) {
+		next, payload := e, status(codeKilled, "killed", "its runtime has ended")
+		if mod.uuid == blamed {
+			next, payload = evBlamed, h.crashStatus(mod.uuid)
+		}
+		switch h.apply(mod, next) {
 		case settle:
-			h.settle(mod, status(codeKilled, "killed", "its runtime has ended"))
+			h.settle(mod, payload)
 		case reportLost:
 			h.reportLost(mod)
 		}
@@ -197,6 +208,7 @@ func (h *host) lose() {
 func (h *host) reportLost(mod *module) {
 	payload := status(codeKilled, "runtime-lost", "the runtime "+h.info.Name+" was lost")
 	mod.box.clear()
+	h.keepLog(mod, payload)
 	h.m.router.CloseModule(h.info.UUID, mod.record.Index)
 	if err := h.rt.Cleanup(h.m.ctx, mod.record.Index, mod.uuid); err != nil {
 		h.m.refuse("cleanup", "cannot clean up after a lost module", "module", mod.uuid, "err", err)

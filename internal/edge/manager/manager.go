@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ type Manager struct {
 	router *channel.Router
 	hosts  []*host
 	exits  *exits
+	logs   *keptLogs
 	counts *counts
 	twin   *twin.Guard
 
@@ -50,7 +52,7 @@ func Open(c Config) (*Manager, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
-	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), ready: make(chan struct{})}
+	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), logs: &keptLogs{dir: filepath.Join(c.Root, "edge", "logs")}, ready: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.out, m.subs = newOutQueue(m), newSubscriber(m)
 	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.publish, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
@@ -156,6 +158,8 @@ func (m *Manager) handle(msg mqtt.Message) {
 		switch {
 		case msg.Topic == control || msg.Topic == control+"/"+h.info.UUID:
 			h.control(msg)
+		case msg.Topic == topics.LogRequest(h.info.UUID):
+			h.answerLog(msg)
 		case msg.Topic == topics.Reg(h.info.UUID):
 			m.answers.take(m, msg.Payload)
 		case msg.Topic == topics.Desired(h.info.UUID):

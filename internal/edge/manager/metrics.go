@@ -113,7 +113,7 @@ func (m *Manager) Collect(to chan<- prometheus.Metric) {
 	for _, h := range m.hosts {
 		now := h.reportNow()
 		gauge(upNow, truth(now.Up), h.info.Name)
-		modules := map[string]int{}
+		modules := map[string]int{reportedWaiting: 0, reportedFinished: 0}
 		for _, s := range states {
 			modules[s.reported] = 0
 		}

@@ -9,22 +9,24 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// module is a module of a host. The host's mu guards state, record, repeatable and launching.
+// module is a module of a host. The host's mu guards state, record, problem, repeatable and launching.
 type module struct {
 	uuid       string
 	data       wire.ModuleData
 	record     record
 	state      state
+	problem    problem
 	repeatable bool          // the next create message for this uuid counts as a repetition
 	launching  bool          // the launcher is running
 	wake       chan struct{} // a token wakes the launcher
 	box        *outbox
 	rate       *limiter
+	log        *runLog
 	logs       map[int]bool // channels that are a log, too; only host.receive uses it
 }
 
 func (h *host) newModule(uuid string, data wire.ModuleData, r record) *module {
-	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, wake: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits)}
+	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, wake: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits), log: newRunLog()}
 	mod.box = newOutbox(h, r.Index, mod.uuid)
 	return mod
 }
@@ -58,6 +60,7 @@ func (h *host) restore(uuid string, r record, data wire.ModuleData) bool {
 	}
 	mod := h.newModule(uuid, data, r)
 	mod.state, mod.repeatable = loaded[r.State], true
+	mod.log.cut = true
 	h.byIndex[r.Index].Store(mod)
 	h.byUUID[uuid] = mod
 	return true
@@ -112,6 +115,9 @@ func status(code int, reason, message string) []byte {
 	}
 	return object(map[string]any{"status": s})
 }
+
+// reasonCrash is the reason of the exit of a module that has made its runtime die again and again.
+const reasonCrash = "runtime-crash"
 
 // Exit codes that the manager itself reports.
 const (

@@ -40,7 +40,7 @@ func (h *host) receive(msg channel.Message) {
 		h.closeChannel(mod, msg.Payload)
 	case wire.ModuleLog:
 		_, line := wire.ParseLog(msg.Payload)
-		h.m.out.put(h.m.config.Topics.ModuleLog(h.info.UUID, mod.uuid), 0, trimNUL(line))
+		h.log(mod, trimNUL(line))
 	case wire.Profile:
 		h.m.out.put(h.m.config.Topics.Profile(h.profileKind(mod), h.info.UUID, mod.uuid), 0, msg.Payload)
 	default:
@@ -62,7 +62,7 @@ func (h *host) fromModule(msg channel.Message) {
 		return
 	}
 	if mod.logs[msg.Arg] {
-		h.m.out.put(h.m.config.Topics.ModuleLog(h.info.UUID, mod.uuid), 0, bytes.TrimSuffix(msg.Payload, []byte("\n")))
+		h.log(mod, bytes.TrimSuffix(msg.Payload, []byte("\n")))
 	}
 	if err := h.m.router.Publish(h.key(mod, msg.Arg), msg.Payload, msg.Settled); err != nil {
 		msg.Settle()

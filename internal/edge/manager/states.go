@@ -72,6 +72,7 @@ const (
 	evExit     event = "exit"
 	evDetached event = "detached"
 	evDied     event = "died"
+	evBlamed   event = "blamed"
 	evStopped  event = "stopped"
 )
 
@@ -89,6 +90,7 @@ var events = []struct {
 	{evExit, "it has ended, or cannot be created"},
 	{evDetached, "a durable runtime is lost: its modules may run"},
 	{evDied, "a runtime that is not durable is lost, and its modules with it"},
+	{evBlamed, "its runtime has died too often while it ran"},
 	{evStopped, "a runtime that is not durable has ended because it was stopped"},
 }
 
@@ -116,7 +118,7 @@ var actions = []struct {
 	{create, "ask the runtime to create it"},
 	{adopt, "ask the runtime to adopt it"},
 	{end, "ask the runtime to end it, if the runtime is up"},
-	{cancel, "end it now if the runtime is down, otherwise wake the launcher"},
+	{cancel, "end it now if the runtime is down or no launcher runs, otherwise wake the launcher"},
 	{release, "like cancel, but if the runtime is durable, its next start ends it"},
 	{reportLost, "clean up, and report the exit `runtime-lost`; it stays in the record"},
 	{settle, "record the exit, then conclude"},
@@ -132,15 +134,15 @@ type transition struct {
 var transitions = map[state]map[event]transition{
 	unrecorded: {evRecorded: {pending, launch}, evDelete: {cancelled, cancel}, evExit: {exited, settle}, evStopped: {exited, settle}},
 	pending: {evUp: {pending, launch}, evLaunch: {creating, create}, evDelete: {cancelled, cancel}, evExit: {exited, settle},
-		evStopped: {exited, settle}},
+		evBlamed: {exited, settle}, evStopped: {exited, settle}},
 	restored: {evUp: {restored, launch}, evLaunch: {restored, adopt}, evMissing: {pending, none}, evRuns: {running, none},
 		evDelete: {abandoned, release}, evExit: {exited, settle}, evStopped: {exited, settle}},
 	lost: {evUp: {lost, launch}, evLaunch: {lost, adopt}, evMissing: {pending, reportLost}, evRuns: {running, none},
 		evDelete: {abandoned, release}, evExit: {exited, settle}},
 	creating: {evRuns: {running, none}, evRetry: {pending, none}, evDelete: {aborting, none}, evExit: {exited, settle},
-		evDetached: {pending, none}, evDied: {pending, none}, evStopped: {exited, settle}},
+		evDetached: {pending, none}, evDied: {pending, none}, evBlamed: {exited, settle}, evStopped: {exited, settle}},
 	running: {evDelete: {deleting, end}, evExit: {exited, settle}, evDetached: {lost, none}, evDied: {pending, reportLost},
-		evStopped: {exited, settle}},
+		evBlamed: {exited, settle}, evStopped: {exited, settle}},
 	cancelled: {evUp: {cancelled, launch}, evLaunch: {exited, settle}, evDelete: {cancelled, cancel}, evExit: {exited, settle},
 		evDied: {exited, settle}, evStopped: {exited, settle}},
 	abandoned: {evUp: {abandoned, launch}, evLaunch: {abandoned, adopt}, evMissing: {cancelled, none}, evRuns: {deleting, end},

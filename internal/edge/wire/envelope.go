@@ -27,6 +27,7 @@ const (
 	ActionExited      = "exited"
 	ActionUpdate      = "update"
 	ActionError       = "error"
+	ActionLog         = "log" // a request to a manager, and its answer
 )
 
 // Envelope is a control message on MQTT.

@@ -39,6 +39,13 @@ func (t Topics) ModuleLog(runtime, module string) string {
 	return t.proc("log", module)
 }
 
+// LogRequest returns the topic of requests to a manager for the log of a module. It is below that of orders, which
+// managers subscribe to and orchestrators do not.
+func (t Topics) LogRequest(runtime string) string { return t.ControlOf(runtime) + "/log" }
+
+// KeptLog returns the topic of a manager's answers to requests for a module's log.
+func (t Topics) KeptLog(runtime, module string) string { return t.ModuleLog(runtime, module) + "/kept" }
+
 // Profile returns the topic of a module's profiles of one kind.
 func (t Topics) Profile(kind, runtime, module string) string {
 	if t.Nested {
