@@ -111,7 +111,7 @@ flaky: build images build/tools/gotestsum build/tools/h2spec ## run the unit tes
 .PHONY: test-all
 test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real browser, MQTT clients, a real kubelet with its node specs, soak, short fuzzing, a real Debian, an ordinary host
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-mqtt test-sanitize test-kubelet test-e2e-node test-release fuzz fuzz-mqtt debian test-host
+	$(MAKE) test-attack test-delegate test-templates test-connect test-browser test-mqtt test-edge-loss test-sanitize test-kubelet test-e2e-node test-release fuzz fuzz-mqtt debian test-host
 	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-delegate
@@ -151,6 +151,10 @@ build/browser/page.js: $(wildcard test/browser/page/*)
 	mkdir -p build/browser && cp test/browser/page/package*.json build/browser
 	npm ci --prefix build/browser --no-audit --no-fund --loglevel=error
 	NODE_PATH=build/browser/node_modules build/browser/node_modules/.bin/esbuild test/browser/page/page.js --bundle --log-level=warning --outfile=$@
+
+.PHONY: test-edge-loss
+test-edge-loss: build images ## count 2 000 000 messages of modules while the daemon, the broker and the orchestrator are killed at random (2 min)
+	TRIPOD_EDGE_MESSAGES=2000000 $(GOTEST) -v -run '^TestEdgeLosesNothing$$' ./test/e2e
 
 .PHONY: test-mqtt
 test-mqtt: build/mqttclients/installed ## test the embedded broker with MQTT.js, paho, aiomqtt, autopaho and mosquitto's clients (1 min; installs packages of npm and PyPI)
