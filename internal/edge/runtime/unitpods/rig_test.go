@@ -301,7 +301,7 @@ func (r *rig) worker() *channel.Conn {
 	}
 }
 
-// settled checks that the worker is told how many messages it need not keep.
+// settled checks that the worker learns how many messages it need not keep.
 func (r *rig) settled(w *channel.Conn, want uint64) {
 	r.Helper()
 	m, err := w.Read()
