@@ -53,7 +53,7 @@ type keptLog struct {
 
 func (k *keptLogs) path(runtime, uuid string) string {
 	sum := sha256.Sum256([]byte(runtime + "/" + uuid))
-	return filepath.Join(k.dir, hex.EncodeToString(sum[:]))
+	return filepath.Join(k.dir, hex.EncodeToString(sum[:16]))
 }
 
 // put replaces the module's kept log.
