@@ -21,6 +21,9 @@ const (
 	SceneOtherUUID   = "55555555-0000-4000-8000-000000000002"
 )
 
+// KeepaliveInterval is that of a SceneRuntime.
+const KeepaliveInterval = time.Second
+
 // Topics of scene-scoped peers, without internal/edge/wire.
 func sceneRuntime(uuid string) string   { return Realm + "/g/public/p/" + uuid }
 func sceneModule(uuid string) string    { return Realm + "/s/" + SceneName + "/p/" + uuid }
@@ -111,7 +114,7 @@ func (r *SceneRuntime) Keepalive() {
 
 func (r *SceneRuntime) identity() object {
 	return object{"uuid": r.cfg.UUID, "type": "runtime", "name": r.cfg.Name, "runtime_type": "containerized-modules", "max_nmodules": 100,
-		"apis": []string{"python:python3"}, "is_orchestration_runtime": false, "tags": nil, "ka_interval_sec": 1}
+		"apis": []string{"python:python3"}, "is_orchestration_runtime": false, "tags": nil, "ka_interval_sec": KeepaliveInterval.Seconds()}
 }
 
 func (r *SceneRuntime) register(ctx context.Context) error {
@@ -162,7 +165,7 @@ func (r *SceneRuntime) control(l Line) {
 		r.say(topic, e.ObjectID, "create", "resp", object{"result": "error", "details": object{"desc": "no launcher for " + e.text("filetype"), "data": e.Data}})
 	case e.Action == "create" && ours && known == nil:
 		r.start(topic, uuid, e)
-	case e.Action == "delete" && known != nil:
+	case e.Action == "delete" && ours && known != nil:
 		r.Forget(uuid)
 		scene, _ := known["scene"].(string)
 		r.say(Realm+"/s/"+scene+"/p/"+uuid, e.ObjectID, "delete", "resp", object{"result": "ok", "details": e.Data})

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -172,7 +173,18 @@ func TestOurOrchestratorForSceneRuntimes(t *testing.T) {
 				if attempts >= 0 {
 					heardBy(t, r, edgetest.On("realm/g/public/p/"+edgetest.SceneRuntimeUUID, `"result":"ok"`))
 				}
-				rt.Keepalive()
+				alive := make(chan struct{})
+				var beats sync.WaitGroup
+				beats.Go(func() {
+					for tick := time.NewTicker(100 * time.Millisecond); ; {
+						rt.Keepalive()
+						select {
+						case <-tick.C:
+						case <-alive:
+							return
+						}
+					}
+				})
 				status(t, o, "runtimes/arena-rt1", "A")
 
 				// One that names its runtime, which hears the request itself.
@@ -201,7 +213,9 @@ func TestOurOrchestratorForSceneRuntimes(t *testing.T) {
 				heardBy(t, r, edgetest.SceneAnswer("lost", "o-l", "create", "ok"))
 				status(t, o, "modules/lost", "A")
 				rt.Forget("lost")
-				require.Eventually(t, func() bool { rt.Keepalive(); return statusOf(t, o, "modules/lost") == "D" }, patience, 100*time.Millisecond)
+				status(t, o, "modules/lost", "D")
+				close(alive)
+				beats.Wait()
 				rt.Kill()
 				status(t, o, "runtimes/arena-rt1", "D")
 			})

@@ -85,7 +85,7 @@ func ourOrchestrator(t *testing.T, url string, _ bool) { openOrchestrator(t, url
 func openOrchestrator(t *testing.T, url string) *orchestrator.Orchestrator {
 	o, err := orchestrator.Open(within(t), orchestrator.Config{
 		Path: filepath.Join(t.TempDir(), "orchestrator.db"), Topics: wire.Topics{Realm: edgetest.Realm, Nested: true}, Connect: mqtt.New,
-		Broker: mqtt.Config{URL: url, ClientID: "tripod-orchestrator"},
+		Broker: mqtt.Config{URL: url, ClientID: "tripod-orchestrator"}, KeepaliveInterval: edgetest.KeepaliveInterval, KeepaliveMissed: 60,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, o.Close(within(t))) })

@@ -163,6 +163,7 @@ func (h *host) adopt(run context.Context, mod *module) (missing bool) {
 	}
 	if runs && err == nil {
 		if adoptDone.Hit(run) == nil {
+			h.confirm(mod)
 			h.runs(run, mod)
 		}
 		return false
@@ -179,9 +180,7 @@ func (h *host) createOnce(run context.Context, mod *module) error {
 	err := errors.Join(h.rt.Create(run, mod.record.Index, h.dataOf(mod)), createDone.Hit(run))
 	switch {
 	case err == nil:
-		if mod.record.Origin == fromScene {
-			h.answerScene("", wire.ActionCreate, mod.record.ObjectID, mod.data, nil)
-		}
+		h.confirm(mod)
 		h.runs(run, mod)
 	case run.Err() != nil:
 	case errdefs.IsUnavailable(err):
@@ -190,7 +189,9 @@ func (h *host) createOnce(run context.Context, mod *module) error {
 		return err
 	default:
 		failed := fmt.Errorf("create module %s: %w", mod.uuid, err)
-		if mod.record.Origin == fromScene {
+		if mod.record.Confirmed {
+			h.m.refuse("create", "cannot create a module again", "err", failed) // its peer learns of the end
+		} else if mod.record.Origin == fromScene {
 			h.answerScene("create", wire.ActionCreate, mod.record.ObjectID, mod.data, failed)
 		} else {
 			h.m.fail("create", wire.Envelope{ObjectID: mod.record.ObjectID}, mod.data.Bytes(), failed)

@@ -200,8 +200,9 @@ func (h *host) lose() {
 	}
 	if h.m.client.Connected() {
 		h.m.publish(h.m.ctx, h.m.config.Topics.Reg(h.info.UUID), 2, false, h.m.request(wire.ActionDelete, h.identity()).Bytes())
-		h.announce(wire.ActionDelete)
+		h.announce(h.m.ctx, wire.ActionDelete)
 	}
+	h.announced.Store(false)
 }
 
 // reportLost reports that a module has ended with its runtime. The module stays in the record and is created again.
@@ -259,7 +260,7 @@ func (h *host) resume() { h.update(func() { h.halted = false }); poke(h.reconcil
 func (h *host) stayAnnounced(ctx context.Context) {
 	h.announced.Store(false)
 	for h.wait(ctx, func() bool { return h.up }) {
-		h.keepScenes()
+		h.keepScenes(ctx)
 		h.mu.Lock()
 		run := h.run
 		h.mu.Unlock()

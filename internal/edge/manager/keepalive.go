@@ -76,5 +76,5 @@ func (h *host) sendKeepalive() {
 	h.mu.Unlock()
 	data["type"], data["uuid"] = "runtime", h.info.UUID
 	h.m.publish(h.m.ctx, h.m.config.Topics.Keepalive(h.info.UUID), 0, false, h.m.request(wire.ActionUpdate, object(data)).Bytes())
-	h.keepScenes()
+	h.keepScenes(h.m.ctx)
 }

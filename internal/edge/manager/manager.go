@@ -129,7 +129,7 @@ func (m *Manager) close(ctx context.Context) error {
 		for _, h := range m.hosts {
 			if h.isUp() {
 				m.publish(ctx, m.config.Topics.Reg(h.info.UUID), 2, false, m.request(wire.ActionDelete, h.identity()).Bytes())
-				h.announce(wire.ActionDelete)
+				h.announce(ctx, wire.ActionDelete)
 			}
 		}
 		m.publish(ctx, m.config.Topics.Reg(m.config.UUID), 2, false, m.request(wire.ActionDelete, m.identity()).Bytes())

@@ -41,9 +41,11 @@ type record struct {
 	State    recordState `json:"state"`
 	Origin   string      `json:"origin"`
 	ObjectID string      `json:"object_id,omitempty"` // of the create message
-	Asked    string      `json:"asked,omitempty"`     // object_id of a scene-scoped peer's request for the deletion
-	Data     []byte      `json:"data"`                // a wire.ModuleData, verbatim
-	Exited   []byte      `json:"exited,omitempty"`    // payload of the runtime's message
+	// Confirmed is set when the request of a scene-scoped peer has been answered.
+	Confirmed bool   `json:"confirmed,omitempty"`
+	Asked     string `json:"asked,omitempty"`  // object_id of a scene-scoped peer's request for the deletion
+	Data      []byte `json:"data"`             // a wire.ModuleData, verbatim
+	Exited    []byte `json:"exited,omitempty"` // payload of the runtime's message
 }
 
 // openStore opens the record. It creates the directory if necessary.

@@ -1,6 +1,8 @@
 package manager
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -42,9 +44,12 @@ func (m *Manager) sceneRequest(t wire.SceneTopic, e wire.Envelope, payload []byt
 	data, err := wire.ParseModuleData(e.Data)
 	h := m.named(data.Parent())
 	if err == nil && e.Action == wire.ActionDelete {
-		if owner := m.owner(data.UUID()); owner != nil {
-			h = owner
+		owner, mod := m.owner(data.UUID())
+		if mod != nil && mod.data.Scene() != t.Scene {
+			m.counts.ignored.Inc() // the topic's scene is all that a broker can check of the client's rights
+			return
 		}
+		h = cmp.Or(owner, h, m.host(t.UUID))
 	}
 	if err != nil || h == nil || h.recent.isRepeat(e.ObjectID, payload, time.Now()) {
 		m.counts.ignored.Inc()
@@ -77,17 +82,17 @@ func (m *Manager) named(parent string) *host {
 	return nil
 }
 
-// owner returns the host that has the module, or nil.
-func (m *Manager) owner(uuid string) *host {
+// owner returns the module with this uuid and its host, or nil.
+func (m *Manager) owner(uuid string) (*host, *module) {
 	for _, h := range m.hosts {
 		h.mu.Lock()
 		mod := h.byUUID[uuid]
 		h.mu.Unlock()
 		if mod != nil {
-			return h
+			return h, mod
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // answerScene answers a scene-scoped peer's request on the module's topic. After an error it also counts it, with the
@@ -105,6 +110,27 @@ func (h *host) answerScene(reason, action, objectID string, data wire.ModuleData
 	}
 	e := wire.Envelope{ObjectID: objectID, Action: action, Type: wire.ResponseLater, From: h.info.UUID, Data: object(fields)}
 	h.m.publish(h.m.ctx, topic, 2, false, e.Bytes())
+}
+
+// confirm answers the request for a module of a scene-scoped peer, once. If the daemon is killed before that is recorded, the
+// next one answers again.
+func (h *host) confirm(mod *module) {
+	if mod.record.Origin != fromScene || mod.record.Confirmed { // only the module's launcher sets it
+		return
+	}
+	h.answerScene("", wire.ActionCreate, mod.record.ObjectID, mod.data, nil)
+	h.orders.Lock()
+	defer h.orders.Unlock()
+	h.mu.Lock()
+	mod.record.Confirmed = true
+	r, recorded := mod.record, mod.state.recorded()
+	h.mu.Unlock()
+	if recorded != recordCreated {
+		return // its end is recorded
+	}
+	if err := h.m.put(mod.uuid, r); err != nil {
+		h.m.refuse("record", "cannot record the answer to a request", "module", mod.uuid, "err", err)
+	}
 }
 
 // exitMessage returns the report of an exit: in the dialect of the orchestrator, or for a module of a scene-scoped peer
@@ -136,7 +162,7 @@ func (h *host) exitOf(mod *module, payload []byte) exit {
 
 // announce publishes the runtime's state for scene-scoped peers: a create registers it, an update is a keepalive, a
 // delete ends both.
-func (h *host) announce(action string) {
+func (h *host) announce(ctx context.Context, action string) {
 	fields := map[string]json.RawMessage{}
 	if action != wire.ActionDelete {
 		fields, _ = wire.ParseObject(h.registration(nil)) // always an object
@@ -147,8 +173,10 @@ func (h *host) announce(action string) {
 	data.Set("name", h.info.Name)
 	if action == wire.ActionUpdate {
 		children := []json.RawMessage{}
+		ctx, cancel := context.WithTimeout(ctx, usageTimeout)
+		defer cancel()
 		for _, mod := range h.all() {
-			children = append(children, h.child(mod))
+			children = append(children, h.child(ctx, mod))
 		}
 		data.Set("children", children)
 	}
@@ -156,11 +184,15 @@ func (h *host) announce(action string) {
 	h.m.publish(h.m.ctx, h.m.config.Topics.SceneRuntime(wire.DefaultNamespace, h.info.UUID), 0, false, e.Bytes())
 }
 
+// usageTimeout bounds the measurement of all modules of a runtime. Modules that are not measured in time are named without
+// figures.
+const usageTimeout = time.Second
+
 // child describes a module in a keepalive. Modules of the node's own runtime have no network of their own.
-func (h *host) child(mod *module) json.RawMessage {
+func (h *host) child(ctx context.Context, mod *module) json.RawMessage {
 	fields := map[string]any{"uuid": mod.uuid, "name": mod.data.Name(), "parent": h.info.UUID, "file": mod.data.File(), "filetype": mod.data.FileType()}
 	if meter, ok := h.rt.(runtime.Meter); ok {
-		if u, ok := meter.Usage(h.m.ctx, mod.record.Index); ok {
+		if u, ok := meter.Usage(ctx, mod.record.Index); ok {
 			fields["cpu_usage_percent"], fields["mem_usage"] = 100*u.CPU, u.Memory
 			fields["network_rx_mb"], fields["network_tx_mb"], fields["network_rx_pkts"], fields["network_tx_pkts"] = 0, 0, 0, 0
 		}
@@ -170,11 +202,11 @@ func (h *host) child(mod *module) json.RawMessage {
 
 // keepScenes tells scene-scoped peers that the runtime lives. It registers the runtime again until an orchestrator, in
 // whatever dialect, has confirmed a registration.
-func (h *host) keepScenes() {
+func (h *host) keepScenes(ctx context.Context) {
 	if !h.announced.Load() && !h.m.registered.Load() {
-		h.announce(wire.ActionCreate)
+		h.announce(ctx, wire.ActionCreate)
 	}
-	h.announce(wire.ActionUpdate)
+	h.announce(ctx, wire.ActionUpdate)
 }
 
 // logStream remembers that a channel of the module is its standard output or error, which is its log, too.

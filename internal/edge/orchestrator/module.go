@@ -81,7 +81,7 @@ func moduleData(action string, raw json.RawMessage) (wire.ModuleData, error) {
 }
 
 // adopt handles a create order that a client sent directly to a manager.
-func (t *transition) adopt(runtime string, e wire.Envelope) error {
+func (t *transition) adopt(runtime string, e wire.Envelope, client Dialect) error {
 	m, err := t.newModule(e.Data)
 	if errdefs.IsAlreadyExists(err) {
 		return errIgnored // our own order, or a duplicate, which the manager refuses
@@ -93,7 +93,7 @@ func (t *transition) adopt(runtime string, e wire.Envelope) error {
 	if err != nil {
 		return err
 	}
-	m.Later, m.Wanted, m.Order = e.Later(), r.UUID, e.ObjectID
+	m.Dialect, m.Direct, m.Wanted, m.Order = client, client.Scene != "", r.UUID, e.ObjectID
 	if m, err = t.add(m); err != nil {
 		return err
 	}

@@ -12,13 +12,18 @@ import (
 
 // runtimeFor looks up the runtime that a client asked for, by uuid or name.
 func (t *transition) runtimeFor(wanted string) (*Record, error) {
-	if r := t.get(key{Runtime, wanted}); r != nil {
-		return t.requireAlive(r)
-	}
-	if r := youngest(t.list(Runtime, func(r *Record) bool { return r.Name == wanted }), anyRecord); r != nil {
+	if r := t.runtimeNamed(wanted); r != nil {
 		return t.requireAlive(r)
 	}
 	return nil, fmt.Errorf("unknown parent %q: no runtime with this uuid or name has registered; request ignored: %w", wanted, errdefs.ErrNotFound)
+}
+
+// runtimeNamed returns the runtime with this uuid or name, dead or alive, or nil.
+func (t *transition) runtimeNamed(wanted string) *Record {
+	if r := t.get(key{Runtime, wanted}); r != nil {
+		return r
+	}
+	return youngest(t.list(Runtime, func(r *Record) bool { return r.Name == wanted }), anyRecord)
 }
 
 func (t *transition) requireAlive(r *Record) (*Record, error) {
@@ -109,7 +114,7 @@ func (t *transition) order(m, r *Record) error {
 	if err != nil {
 		return err
 	}
-	m.Parent = r.UUID
+	m.Parent, m.Direct = r.UUID, false
 	t.sendOrder(m, r, wire.ActionCreate)
 	return nil
 }
@@ -120,6 +125,9 @@ func (t *transition) sendOrder(m, r *Record, action string) {
 	topic, e := t.o.orderTo(m, r, action)
 	if action == wire.ActionCreate && m.Order != "" {
 		e.ObjectID = m.Order
+	}
+	if action == wire.ActionDelete && m.Asked != "" && r.Scene != "" {
+		e.ObjectID = m.Asked // the runtime answers the client
 	}
 	m.Order, m.Unconfirmed = e.ObjectID, true
 	t.publish(topic, e)

@@ -170,7 +170,7 @@ func (o *Orchestrator) managerReport(ctx context.Context, runtime string, e wire
 	case wire.ActionExited:
 		return o.transact(ctx, func(t *transition) error { return t.exited(runtime, e.Data) })
 	case wire.ActionCreate:
-		return o.transact(ctx, func(t *transition) error { return t.adopt(runtime, e) })
+		return o.transact(ctx, func(t *transition) error { return t.adopt(runtime, e, Dialect{Later: e.Later()}) })
 	case wire.ActionDelete:
 		return o.transact(ctx, func(t *transition) error { return t.removed(e.Data) })
 	}

@@ -52,6 +52,8 @@ type Record struct {
 	Order string `json:"order,omitempty"`
 	// Unconfirmed is set while that order may not have reached the broker.
 	Unconfirmed bool `json:"untold,omitempty"`
+	// Direct is set if the module's runtime got the request of a scene-scoped client, which it therefore answers itself.
+	Direct bool `json:"direct,omitempty"`
 	// Asked is the object_id of a scene-scoped client's request to delete the module.
 	Asked string `json:"asked,omitempty"`
 	// Lost is set if the module is Killed because its runtime was lost. The module may still run on that runtime.

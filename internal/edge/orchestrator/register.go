@@ -56,8 +56,11 @@ func (t *transition) register(id string, e wire.Envelope, namespace string) erro
 		t.o.noteBeat(r.UUID, nil)
 		t.answer(r, e)
 	}
-	if kind != Runtime {
+	switch {
+	case kind != Runtime:
 		return nil
+	case namespace != "":
+		return t.fill() // the first keepalive says which of its modules still run
 	}
 	return t.restore(r)
 }
@@ -168,21 +171,24 @@ func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	if m := t.get(key{Manager, r.Parent}); m != nil {
 		t.enter(m, Alive)
 	}
-	if r.Status == Alive {
-		return t.missing(r, d)
-	}
-	r = t.enter(r, Alive)
-	if r.Kind != Runtime {
+	named, ok := children(d)
+	scene := r.Scene != "" && ok
+	if r.Status == Alive && !scene {
 		return nil
 	}
-	named, ok := children(d)
+	if r = t.enter(r, Alive); r.Kind != Runtime {
+		return nil
+	}
 	for _, m := range t.modulesOf(id) {
-		if m.Status != Killed || !m.Lost || r.Scene != "" && ok && !named[m.UUID] {
-			continue // the last: a scene-scoped runtime that need not register was started again
+		if m.Status != Killed || !m.Lost || scene && !named[m.UUID] {
+			continue // the last: a scene-scoped runtime that was started again
 		}
 		if _, err := t.move(m, revive); err != nil {
 			return err
 		}
+	}
+	if err := t.missing(r, d); err != nil {
+		return err
 	}
 	return t.restore(r)
 }

@@ -1,12 +1,11 @@
 package orchestrator
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"time"
-
-	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -51,15 +50,17 @@ func (o *Orchestrator) scene(ctx context.Context, topic wire.SceneTopic, e wire.
 // keepalive says the same. A runtime with a parent is not scene-scoped: its manager registers it.
 func (t *transition) sceneRuntime(topic wire.SceneTopic, e wire.Envelope, d wire.ModuleData) error {
 	r := t.get(key{Runtime, topic.UUID})
-	if d.Parent() != "" || d.Text("type") != string(Runtime) {
+	if d.Parent() != "" || r != nil && r.Parent != "" || d.Text("type") != string(Runtime) {
 		return errIgnored
 	}
 	switch e.Action {
 	case wire.ActionCreate:
 		return t.register(topic.UUID, e, topic.Namespace)
 	case wire.ActionUpdate:
-		if r == nil {
-			return t.register(topic.UUID, e, topic.Namespace)
+		if r == nil || r.Scene != topic.Namespace || r.differs(d) {
+			if err := t.register(topic.UUID, e, topic.Namespace); err != nil {
+				return err
+			}
 		}
 		return t.heartbeat(topic.UUID, e.Data)
 	case wire.ActionDelete:
@@ -71,18 +72,31 @@ func (t *transition) sceneRuntime(topic wire.SceneTopic, e wire.Envelope, d wire
 	return errIgnored
 }
 
-// sceneCreate handles a client's request for a module. If the request names a runtime that hears it, the orchestrator only
-// records the module. If it names an unknown one, that is another orchestrator's.
+// differs reports whether a keepalive says something else about the runtime than its record.
+func (r *Record) differs(d wire.ModuleData) bool {
+	for _, name := range []string{"name", "apis", "max_nmodules"} {
+		if raw := d[name]; len(raw) > 0 && !bytes.Equal(raw, r.Data[name]) {
+			return true
+		}
+	}
+	return false
+}
+
+// sceneCreate handles a client's request for a module. If the request names a runtime that hears it, that runtime answers, and
+// the orchestrator only records the module, if it can. If it names an unknown one, that is another orchestrator's.
 func (t *transition) sceneCreate(topic wire.SceneTopic, e wire.Envelope, d wire.ModuleData) error {
 	d = d.FromScene(topic)
 	e.Data = d.Bytes()
 	if parent := d.Parent(); parent != "" {
-		r, err := t.runtimeFor(parent)
-		if errdefs.IsNotFound(err) {
+		r := t.runtimeNamed(parent)
+		if r == nil {
 			return errIgnored
 		}
-		if err == nil && r.hearsScenes() {
-			return t.adopt(r.UUID, e)
+		if r.hearsScenes() {
+			if err := t.adopt(r.UUID, e, Dialect{Later: true, Scene: d.Scene()}); err != nil {
+				return errors.Join(errIgnored, err)
+			}
+			return nil
 		}
 	}
 	if err := t.create(e.Data, e.ObjectID, Dialect{Later: true, Scene: d.Scene()}); err != nil {
@@ -97,15 +111,17 @@ func (t *transition) sceneCreate(topic wire.SceneTopic, e wire.Envelope, d wire.
 	return nil
 }
 
-// sceneDelete handles a client's request to delete a module. It ignores the modules of others.
+// sceneDelete handles a client's request to delete a module of the topic's scene. It ignores the modules of others.
 func (t *transition) sceneDelete(topic wire.SceneTopic, e wire.Envelope, d wire.ModuleData) error {
 	m := t.get(key{Module, d.UUID()})
-	if m == nil {
+	if m == nil || m.Data.Scene() != topic.Scene {
 		return errIgnored
 	}
 	m = t.edit(m)
 	m.Asked = e.ObjectID
-	if r := t.get(key{Runtime, m.Parent}); r != nil && r.Status == Alive && r.hearsScenes() && m.Status == Alive {
+	r := t.get(key{Runtime, m.Parent})
+	// The public runtimes obey a request that names them; our managers also one that does not.
+	if r != nil && r.Status == Alive && m.Status == Alive && r.hearsScenes() && (r.Scene == "" || d.Parent() == r.UUID || d.Parent() == r.Name) {
 		return t.removed(e.Data)
 	}
 	return t.remove(e.Data)
@@ -141,6 +157,9 @@ func (t *transition) sceneReport(topic wire.SceneTopic, e wire.Envelope, d wire.
 		if m.Status != Alive || e.ObjectID != m.Order {
 			return errIgnored // a refusal of somebody else's request
 		}
+		if named, _ := children(t.o.lastBeat(r.UUID).data); named[m.UUID] {
+			return errIgnored // the order was repeated, and the module runs
+		}
 		d = wire.ModuleData{}
 		d.Set("status", map[string]any{"code": codeNotCreated, "reason": reasonExited, "message": refusal(answer.Details)})
 	default:
@@ -174,9 +193,9 @@ func (r *Record) hearsScenes() bool {
 }
 
 // answersClient reports whether the orchestrator has to answer the module's client on the module's topic. A scene-scoped
-// runtime does that itself.
+// runtime does that itself, and so does a runtime that got the client's own request.
 func (t *transition) answersClient(m *Record) bool {
-	if m.Scene == "" {
+	if m.Scene == "" || m.Direct {
 		return false
 	}
 	r := t.get(key{Runtime, m.Parent})
@@ -185,7 +204,7 @@ func (t *transition) answersClient(m *Record) bool {
 
 // notifyClient tells a scene-scoped client that its module has ended: by the answer to its request, or by a deletion.
 func (t *transition) notifyClient(m *Record) {
-	if !t.answersClient(m) {
+	if m.Status != Dead || !t.answersClient(m) {
 		return
 	}
 	d := m.message(wire.ActionDelete)
@@ -270,16 +289,23 @@ func children(d wire.ModuleData) (uuids map[string]bool, ok bool) {
 	return uuids, true
 }
 
-// missing ends the modules of a scene-scoped runtime that its keepalive does not name, except those with a recent order.
-// Such a runtime reports ends with QoS 0, so that a report can be lost.
+// missing compares the modules of a scene-scoped runtime with those that its keepalive names, except those with a recent order.
+// Such a runtime reports ends with QoS 0, so that a report can be lost: a module that it does not name has ended, and one that
+// has ended for the record and runs is deleted.
 func (t *transition) missing(r *Record, d wire.ModuleData) error {
 	named, ok := children(d)
 	if r.Scene == "" || !ok {
 		return nil
 	}
-	recent := t.now.Add(-2 * time.Duration(t.o.interval(r)) * time.Second)
+	recent := t.now.Add(-2 * max(time.Duration(t.o.interval(r))*time.Second, t.o.config.KeepaliveInterval))
 	for _, m := range t.modulesOf(r.UUID) {
-		if named[m.UUID] || m.Status != Alive && m.Status != Exiting || m.Since.After(recent) {
+		if m.Unconfirmed || m.Since.After(recent) {
+			continue
+		}
+		if named[m.UUID] && m.Status == Dead {
+			t.sendOrder(t.edit(m), r, wire.ActionDelete)
+		}
+		if named[m.UUID] || m.Status != Alive && m.Status != Exiting {
 			continue
 		}
 		end := wire.ModuleData{}
