@@ -33,9 +33,6 @@ const flushTimeout = 5 * time.Second
 // CloseTimeout bounds Close of a Door or an Orchestrator.
 const CloseTimeout = flushTimeout + brokerClose
 
-// maxUnsettled bounds the messages with QoS 1 and 2 of modules that are on their way to the broker.
-const maxUnsettled = 4096
-
 // retryInterval is the time between attempts to open a front door that a disk fault keeps closed.
 const retryInterval = 2 * time.Second
 
@@ -170,7 +167,6 @@ func (d *Door) runtimes(id identity) ([]runtime.Runtime, error) {
 			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: d.services.Node, Images: d.services.Images,
 			LogDir: filepath.Join(d.config.Root, "edge", "log"), ModuleRoots: e.ModuleRoots, DirRoots: e.DirRoots,
 			Topics: topics(e.Realm, e.Topics), Logger: d.log,
-			Unsettled: min(maxUnsettled, max(e.QueueMessages/2, 1)), // less than what the client drops when it has no connection
 		})
 		if err != nil {
 			return nil, err

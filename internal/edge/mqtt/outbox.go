@@ -77,7 +77,7 @@ func newOutbox(limit int, bytes int64, ttl time.Duration, report func(l loss, me
 }
 
 // add queues a message. If there is no room, add waits while the client is connected, and otherwise drops the oldest
-// messages.
+// messages that have no function settled. A message with such a function always waits for room.
 func (o *outbox) add(ctx context.Context, it *item) error {
 	if it.size() > o.bytes {
 		return fmt.Errorf("mqtt: a message of %d bytes is larger than the whole queue (%d bytes): %w", it.size(), o.bytes, errdefs.ErrResourceExhausted)
@@ -88,15 +88,12 @@ func (o *outbox) add(ctx context.Context, it *item) error {
 			o.mu.Unlock()
 			return errClosed
 		}
-		if o.offline {
-			for !o.fits(it) && len(o.pending) > 0 {
-				o.drop(o.shift(), noRoom)
-			}
-			if !o.fits(it) { // messages in flight fill the outbox: drop the new one
+		if o.offline && it.settled == nil {
+			o.makeRoom(it)
+			if !o.fits(it) { // other messages fill the outbox: drop the new one
 				o.dropped++
 				o.report(loss{it.topic, noRoom}, 1)
 				o.mu.Unlock()
-				it.settle()
 				return nil
 			}
 		}
@@ -116,6 +113,18 @@ func (o *outbox) add(ctx context.Context, it *item) error {
 		case <-ctx.Done():
 			return fmt.Errorf("mqtt: the queue of messages for the broker is full (at most %d messages and %d bytes): %w", o.limit, o.bytes, ctx.Err())
 		}
+	}
+}
+
+// makeRoom drops the oldest messages without a function settled until the item fits, or there are none.
+func (o *outbox) makeRoom(it *item) {
+	for n := 0; !o.fits(it) && n < len(o.pending); {
+		if o.pending[n].settled != nil {
+			n++
+			continue
+		}
+		o.drop(o.pending[n], noRoom)
+		o.pending = slices.Delete(o.pending, n, n+1)
 	}
 }
 

@@ -226,27 +226,34 @@ func TestInbox(t *testing.T) {
 	assert.False(t, ok)
 }
 
-// TestSettled checks that a message is settled once the outbox no longer keeps it, for whatever reason, and not by close.
+// TestSettled checks that a message is settled once the outbox no longer keeps it, for whatever reason, and not by close; and
+// that it waits for room even without a connection.
 func TestSettled(t *testing.T) {
-	var settled []string
-	o := newOutbox(2, 1000, time.Hour, func(loss, int) {})
+	var settled, dropped []string
+	o := newOutbox(2, 1000, time.Hour, func(l loss, _ int) { dropped = append(dropped, l.topic) })
 	add := func(name string) {
+		t.Helper()
 		require.NoError(t, o.add(t.Context(), &item{topic: name, qos: 1, settled: func() { settled = append(settled, name) }}))
 	}
-	add("oldest")
+	require.NoError(t, o.add(t.Context(), &item{topic: "plain", qos: 1}))
 	add("a")
-	add("b")
-	require.Equal(t, []string{"oldest"}, settled, "there was no room without a connection")
+	require.NoError(t, o.add(t.Context(), &item{topic: "newer", qos: 1}))
+	require.Equal(t, []string{"plain"}, dropped)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, o.add(ctx, &item{topic: "b", qos: 1, settled: func() {}}), context.Canceled)
 	o.resume(false)
-	a, b := o.next(10), o.next(10)
+	a, newer := o.next(10), o.next(10)
+	o.done(newer.id, packet.Success)
 	o.done(a.id, packet.Success)
-	require.Equal(t, []string{"oldest", "a"}, settled)
-	o.done(b.id, packet.NotAuthorized)
-	require.Equal(t, []string{"oldest", "a", "b"}, settled, "the broker refused it")
+	require.Equal(t, []string{"a"}, settled)
+	add("b")
+	o.done(o.next(10).id, packet.NotAuthorized)
+	require.Equal(t, []string{"a", "b"}, settled, "the broker refused it")
 	add("expired")
 	o.expire(time.Now().Add(2 * time.Hour))
-	require.Equal(t, []string{"oldest", "a", "b", "expired"}, settled)
+	require.Equal(t, []string{"a", "b", "expired"}, settled)
 	add("kept")
 	o.close()
-	require.Equal(t, []string{"oldest", "a", "b", "expired"}, settled, "the next process sends it")
+	require.Equal(t, []string{"a", "b", "expired"}, settled, "the next process sends it")
 }

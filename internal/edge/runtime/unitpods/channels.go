@@ -90,9 +90,7 @@ func (m *module) connection() error {
 			break
 		}
 		if !message.Control && m.keeps(message.Arg) {
-			if message.Settled = m.r.hold(len(message.Payload), settled.received()); message.Settled == nil {
-				break
-			}
+			message.Settled = settled.received()
 		}
 		if !m.forward(message) {
 			break

@@ -144,31 +144,6 @@ func TestSettled(t *testing.T) {
 	r.settled(w, 3)
 }
 
-// TestUnsettledWait: a module with too many messages on their way to the broker waits, and others do not.
-func TestUnsettledWait(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.Unsettled = 1 })
-	r.create(0, uuid, withChannel)
-	w := r.worker()
-	r.must(w.Write(channel.Message{Header: channel.Header{Control: true, Arg: channel.OpenChannel},
-		Payload: channel.Open{FD: 1, Flags: channel.Write | channel.QoS1, Topic: "app/r"}.Append(nil)}))
-	r.must(w.Write(open(0, "app/c")))
-	for range 2 {
-		r.must(w.Write(channel.Message{Header: channel.Header{Arg: 1}, Payload: []byte("m")}))
-	}
-	r.receive()
-	r.receive()
-	first := r.receive()
-	select {
-	case m := <-r.Runtime.out:
-		t.Errorf("%+v is on its way", m)
-	default:
-	}
-	first.Settled()
-	r.settled(w, 1)
-	r.receive().Settled()
-	r.settled(w, 2)
-}
-
 func TestMessagesForNobody(t *testing.T) {
 	r := newRig(t)
 	r.guests.deaf = true

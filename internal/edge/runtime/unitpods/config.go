@@ -70,9 +70,6 @@ type Config struct {
 	// relative path is looked up in each root in turn.
 	ModuleRoots, DirRoots []string
 	Topics                wire.Topics
-	// Unsettled bounds the modules' messages with QoS 1 and 2 on their way to the broker; 4096 by default. Modules that send
-	// more of them wait.
-	Unsettled int
 	// ImageIdle is how long the image of a file is kept while no module uses it; 10 minutes by default.
 	ImageIdle time.Duration
 	// OrphanAge is how long pods without a module are kept after Start, so that Adopt can find them; a minute by
@@ -88,7 +85,6 @@ func (c *Config) setDefaults() error {
 	c.Handler = cmp.Or(c.Handler, "wasm")
 	c.LogBytes = cmp.Or(c.LogBytes, 8<<20)
 	c.ImageIdle = cmp.Or(c.ImageIdle, 10*time.Minute)
-	c.Unsettled = cmp.Or(c.Unsettled, 4096)
 	c.OrphanAge = cmp.Or(c.OrphanAge, time.Minute)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

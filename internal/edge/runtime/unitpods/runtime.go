@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
@@ -29,8 +28,6 @@ type Runtime struct {
 	watch *watcher
 	out   chan outgoing
 
-	held *semaphore.Weighted // the room for messages that are not settled
-
 	lastWords, pollInterval time.Duration // shortened by tests
 
 	ctx    context.Context // ends with Close
@@ -42,23 +39,6 @@ type Runtime struct {
 	sub     *node.Subscription
 	modules map[int]*module
 	pods    map[string]*module // by pod ID
-}
-
-// heldBytes bounds the messages with QoS 1 and 2 of all modules that are not settled. A message counts with its payload and an
-// equal share of Config.Unsettled.
-const heldBytes = 32 << 20
-
-// hold waits for room for a message of the given size that is not settled. It returns a function that settles it and frees the
-// room, or nil if the runtime is closed.
-func (r *Runtime) hold(size int, settle func()) func() {
-	cost := min(int64(size)+heldBytes/int64(r.Unsettled), heldBytes)
-	if r.held.Acquire(r.ctx, cost) != nil {
-		return nil
-	}
-	return func() {
-		r.held.Release(cost)
-		settle()
-	}
 }
 
 // outgoing is a message for the manager. Before Receive returns the message, it calls the function taken, unless that
@@ -80,7 +60,7 @@ func New(c Config) (*Runtime, error) {
 	}
 	r := &Runtime{
 		Config: c, log: c.Logger.With("runtime", c.Name), out: make(chan outgoing, queued), watch: newWatcher(), lastWords: lastWords, pollInterval: pollInterval,
-		modules: map[int]*module{}, pods: map[string]*module{}, held: semaphore.NewWeighted(heldBytes),
+		modules: map[int]*module{}, pods: map[string]*module{},
 	}
 	r.files = newImports(c, r.log)
 	r.ctx, r.cancel = context.WithCancel(context.Background())

@@ -16,29 +16,34 @@ import (
 // connected to the worker, even if it has not linked the pod's channels yet. If there is no daemon, or if messages have
 // waited for stallTimeout and the daemon has read none, the oldest messages are dropped instead.
 //
-// Messages of channels with QoS 1 and 2 ("reliable") stay in the backlog until the daemon has settled them
-// (channel.Settled), and the next daemon gets those again that were not settled. A guest that sends them waits for room, even
-// without a daemon, until nothing has been settled for patience.
+// Messages of channels with QoS 1 and 2 ("reliable") have a queue of their own. They stay in the backlog until the daemon has
+// settled them (channel.Settled), and the next daemon gets those again that were not settled. Only a window of them is sent
+// ahead, so that the daemon need not bound them. A guest that sends them waits for room, even without a daemon, until the
+// daemon has settled nothing for patience.
 const (
 	maxBacklogMessages = 4096
 	maxBacklogBytes    = 32 << 20
 	stallTimeout       = 5 * time.Second
 	patience           = 30 * time.Second
-	flushTimeout       = 2 * time.Second  // for the remaining messages after the pod has ended
-	awaitDaemon        = 10 * time.Second // for the next daemon, if reliable messages remain
-	greetTimeout       = 5 * time.Second  // for the daemon's first message about what it has settled; older daemons send none
-	batchMessages      = 256              // frames per write
-	batchBytes         = 256 << 10        // message bytes per write
+	flushTimeout       = 2 * time.Second // for the remaining messages after the pod has ended; for reliable ones, patience
+	windowMessages     = 256             // unsettled messages on a link
+	windowBytes        = 1 << 20         // beyond this, one message at a time
+	greetTimeout       = 5 * time.Second // for the daemon's first message about what it has settled; older daemons send none
+	batchMessages      = 256             // frames per write
+	batchBytes         = 256 << 10       // message bytes per write
 )
 
 // backlog holds the messages to be sent to the daemon. channels.mu guards it.
 type backlog struct {
-	queue     []outgoing
-	bytes     int        // of queue and unsettled
-	plain     int        // messages in queue that are not reliable
+	queue     []outgoing // messages that are not reliable
+	bytes     int        // of queue
+	reliable  []outgoing // reliable messages that wait
 	unsettled []outgoing // reliable messages that were sent on the link, in order
+	sent      int        // bytes of unsettled
+	kept      int        // bytes of reliable and unsettled
+	number    uint64     // of the last message
 	settled   uint64     // reliable messages of the link that are no longer in unsettled
-	progress  time.Time  // when a reliable message last left the backlog, or one began to wait
+	progress  time.Time  // when the daemon last settled a message or linked the channels, or the first reliable message began to wait
 	daemon    *presence
 	link      *link     // nil until the daemon has linked the channels, and after the link has ended
 	lastRead  time.Time // time of the last successful write to the daemon, of connect, or when messages began to wait
@@ -64,6 +69,7 @@ func (p *presence) set(connected bool) {
 type outgoing struct {
 	port    *port
 	message []byte
+	number  uint64 // in the order of sending
 }
 
 // link is the connection to a daemon.
@@ -92,18 +98,18 @@ const (
 // frame.
 type frame struct {
 	channel.Message
-	port *port
+	port   *port
+	number uint64
 }
 
 // reliable reports whether messages of the port are kept until they are settled.
 func (p *port) reliable() bool { return p.flags.QoS() > 0 }
 
 func (b *backlog) full(reliable bool) bool {
-	n := len(b.queue)
 	if reliable {
-		n += len(b.unsettled)
+		return len(b.reliable)+len(b.unsettled) >= maxBacklogMessages || b.kept >= maxBacklogBytes
 	}
-	return n >= maxBacklogMessages || b.bytes >= maxBacklogBytes
+	return len(b.queue) >= maxBacklogMessages || b.bytes >= maxBacklogBytes
 }
 
 // busy reports whether the backlog is full for messages of the given kind, and a guest should wait.
@@ -111,8 +117,8 @@ func (b *backlog) busy(reliable bool) bool {
 	if !b.full(reliable) {
 		return false
 	}
-	if reliable && time.Since(b.progress) < patience {
-		return true
+	if reliable && (b.link == nil || b.link.settles != no) {
+		return time.Since(b.progress) < patience
 	}
 	since := b.daemon.since.Load()
 	if b.link == nil && since == 0 {
@@ -121,101 +127,111 @@ func (b *backlog) busy(reliable bool) bool {
 	return time.Since(b.lastRead) < stallTimeout || b.link == nil && time.Since(time.Unix(0, since)) < stallTimeout
 }
 
-// add queues a message and returns the messages that it dropped to make room: first those that are not reliable, and
-// then the oldest.
+// keeps reports whether reliable messages are in the backlog.
+func (b *backlog) keeps() bool { return len(b.reliable)+len(b.unsettled) > 0 }
+
+// add queues a message and returns the older messages of its kind that it dropped to make room.
 func (b *backlog) add(p *port, m []byte) (lost []outgoing) {
 	reliable := p.reliable()
 	for b.full(reliable) {
-		switch {
-		case b.plain > 0:
-			lost = append(lost, b.takeAt(slices.IndexFunc(b.queue, func(o outgoing) bool { return !o.port.reliable() })))
-		case !reliable:
-			return append(lost, outgoing{p, m})
-		case len(b.unsettled) > 0:
-			b.settle(1) // the daemon has it
-		default:
-			lost = append(lost, b.takeAt(0))
-		}
+		lost = append(lost, b.take(reliable))
 	}
-	if len(b.queue) == 0 {
+	if len(b.queue)+len(b.reliable) == 0 {
 		b.lastRead = time.Now() // an idle time does not count as the daemon's delay
 	}
-	if reliable && len(b.unsettled) == 0 && len(b.queue) == b.plain {
+	if reliable && !b.keeps() {
 		b.progress = time.Now()
 	}
-	b.push(outgoing{p, m})
+	b.number++
+	b.put(outgoing{p, m, b.number})
 	b.writer.wake()
 	return lost
 }
 
-func (b *backlog) push(o outgoing) {
-	b.queue = append(b.queue, o)
-	b.count(o, 1)
-}
-
-// count adds n messages like o to the figures of the queue.
-func (b *backlog) count(o outgoing, n int) {
-	b.bytes += n * len(o.message)
-	o.port.queued += n
-	if !o.port.reliable() {
-		b.plain += n
+func (b *backlog) put(all ...outgoing) {
+	for _, o := range all {
+		o.port.queued++
+		if o.port.reliable() {
+			b.reliable, b.kept = append(b.reliable, o), b.kept+len(o.message)
+		} else {
+			b.queue, b.bytes = append(b.queue, o), b.bytes+len(o.message)
+		}
 	}
 }
 
-func (b *backlog) takeAt(n int) outgoing {
-	o := b.queue[n]
-	if n > 0 {
-		b.queue = slices.Delete(b.queue, n, n+1)
+// take removes the oldest waiting message of a kind. When a reliable one is too many, one waits: those that were sent are
+// within the window.
+func (b *backlog) take(reliable bool) (o outgoing) {
+	q := &b.queue
+	if reliable {
+		q = &b.reliable
+	}
+	o = (*q)[0]
+	(*q)[0] = outgoing{}
+	*q = (*q)[1:]
+	o.port.queued--
+	if reliable {
+		b.kept -= len(o.message)
 	} else {
-		b.queue[0] = outgoing{}
-		b.queue = b.queue[1:]
+		b.bytes -= len(o.message)
 	}
-	b.count(o, -1)
 	return o
 }
 
-// send takes the oldest message from the queue for the link.
-func (b *backlog) send(l *link) outgoing {
-	o := b.takeAt(0)
-	if l.settles == yes && o.port.reliable() {
-		b.unsettled = append(b.unsettled, o)
-		b.bytes += len(o.message)
+// send takes the message that is sent next. It reports false if none may be sent now.
+func (b *backlog) send(l *link) (outgoing, bool) {
+	room := l.settles != yes || len(b.unsettled) == 0 || len(b.unsettled) < windowMessages && b.sent < windowBytes
+	reliable := len(b.reliable) > 0 && room
+	switch {
+	case reliable && len(b.queue) > 0:
+		reliable = b.reliable[0].number < b.queue[0].number
+	case !reliable && len(b.queue) == 0:
+		return outgoing{}, false
 	}
-	return o
+	o := b.take(reliable)
+	if reliable && l.settles == yes {
+		b.unsettled = append(b.unsettled, o)
+		b.sent, b.kept = b.sent+len(o.message), b.kept+len(o.message)
+	}
+	return o, true
 }
 
 // settle forgets the n oldest unsettled messages.
 func (b *backlog) settle(n int) {
 	for _, o := range b.unsettled[:n] {
-		b.bytes -= len(o.message)
+		b.sent, b.kept = b.sent-len(o.message), b.kept-len(o.message)
 	}
 	clear(b.unsettled[:n])
 	if b.unsettled = b.unsettled[n:]; len(b.unsettled) == 0 {
 		b.unsettled = nil
 	}
 	b.settled += uint64(n)
-	b.progress = time.Now()
 }
 
-// putBack returns to the front of the queue what the daemon has not settled, and the unsent frames.
+// putBack returns to the front of the queues what the daemon has not settled, and the unsent frames.
 func (b *backlog) putBack(l *link, frames []frame) {
-	if l.late.Load() {
-		b.settle(len(b.unsettled)) // the daemon has them, although the broker does not
-	}
-	back := b.unsettled
-	for _, o := range back {
-		b.bytes -= len(o.message)
-	}
-	b.unsettled, b.settled = nil, 0
+	var unsent []outgoing
+	lost := 0 // unsent reliable messages, which are the last of unsettled
 	for _, f := range frames {
-		if f.port != nil && !(l.settles == yes && f.port.reliable()) { // those are in unsettled
-			back = append(back, outgoing{f.port, f.Payload})
+		switch {
+		case f.port == nil:
+		case l.settles == yes && f.port.reliable():
+			lost++
+		default:
+			unsent = append(unsent, outgoing{f.port, f.Payload, f.number})
 		}
 	}
-	for _, o := range back {
-		b.count(o, 1)
+	if l.late.Load() {
+		b.settle(len(b.unsettled) - lost) // the daemon has them, although the broker does not
 	}
-	b.queue = append(back, b.queue...)
+	back := append(b.unsettled, unsent...)
+	queue, reliable := b.queue, b.reliable
+	b.queue, b.bytes, b.reliable, b.kept = nil, 0, nil, 0
+	b.unsettled, b.sent, b.settled = nil, 0, 0
+	for _, o := range slices.Concat(queue, reliable) {
+		o.port.queued-- // put counts it again
+	}
+	b.put(slices.Concat(back, queue, reliable)...)
 }
 
 // connect takes over a new connection to the daemon, and closes the previous one. It returns false if the pod has
@@ -236,7 +252,7 @@ func (c *channels) connect(conn net.Conn) bool {
 	if c.backlog.ending {
 		return false
 	}
-	c.backlog.link, c.backlog.lastRead = l, time.Now()
+	c.backlog.link, c.backlog.lastRead, c.backlog.progress = l, time.Now(), time.Now()
 	c.backlog.linked.wake()
 	go c.read(l)
 	go c.write(l)
@@ -277,6 +293,7 @@ func (c *channels) settled(l *link, payload []byte) {
 		return
 	}
 	b.settle(int(min(n-b.settled, uint64(len(b.unsettled)))))
+	b.progress = time.Now()
 	b.writer.wake() // wakes guests, and ends a link that waits for this
 }
 
@@ -284,18 +301,9 @@ func (c *channels) settled(l *link, payload []byte) {
 func (c *channels) write(l *link) {
 	defer close(l.ended)
 	defer l.conn.Close()
-	greet := time.NewTimer(greetTimeout)
-	defer greet.Stop()
-	select {
-	case <-l.greeted:
-	case <-greet.C:
-	case <-l.gone:
+	if c.mayKeep {
+		c.greet(l)
 	}
-	c.mu.Lock()
-	if l.settles == unknown {
-		l.settles = no
-	}
-	c.mu.Unlock()
 	for {
 		frames, last := c.next(l)
 		if len(frames) > 0 {
@@ -319,6 +327,22 @@ func (c *channels) write(l *link) {
 			c.unlink(l, nil)
 			return
 		}
+	}
+}
+
+// greet waits for the daemon's first message about what it has settled.
+func (c *channels) greet(l *link) {
+	greet := time.NewTimer(greetTimeout)
+	defer greet.Stop()
+	select {
+	case <-l.greeted:
+	case <-greet.C:
+	case <-l.gone:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.settles == unknown {
+		l.settles = no
 	}
 }
 
@@ -394,8 +418,11 @@ func (c *channels) frames(l *link) (frames []frame) {
 			frames = append(frames, l.open(c.ports[fd]))
 		}
 	}
-	for size := 0; len(c.backlog.queue) > 0 && len(frames) < batchMessages && size < batchBytes; {
-		o := c.backlog.send(l)
+	for size := 0; len(frames) < batchMessages && size < batchBytes; {
+		o, ok := c.backlog.send(l)
+		if !ok {
+			break
+		}
 		size += len(o.message)
 		if announced := l.announced[o.port.fd]; announced != o.port {
 			if announced != nil {
@@ -403,7 +430,7 @@ func (c *channels) frames(l *link) (frames []frame) {
 			}
 			frames = append(frames, l.open(o.port))
 		}
-		frames = append(frames, frame{channel.Message{Header: channel.Header{Arg: o.port.fd}, Payload: o.message}, o.port})
+		frames = append(frames, frame{channel.Message{Header: channel.Header{Arg: o.port.fd}, Payload: o.message}, o.port, o.number})
 	}
 	return frames
 }
@@ -423,16 +450,15 @@ func controlFrame(kind int, payload []byte) frame {
 }
 
 // awaitLink waits until the daemon has linked the channels, if messages wait for a daemon that is connected to the
-// worker: a module can end before the daemon has made the link. It waits for at most flushTimeout, or for awaitDaemon, even
-// without a daemon, if reliable messages wait.
-func (c *channels) awaitLink() {
-	began, poll := time.Now(), time.NewTicker(flushTimeout/8)
+// worker: a module can end before the daemon has made the link. It waits for at most flushTimeout since the pod has ended, or
+// for patience, even without a daemon, if reliable messages wait.
+func (c *channels) awaitLink(ended time.Time) {
+	poll := time.NewTicker(flushTimeout / 8)
 	defer poll.Stop()
 	for {
 		c.mu.Lock()
-		b := &c.backlog
-		await := b.link == nil && (len(b.queue) > b.plain && time.Since(began) < awaitDaemon ||
-			len(b.queue) > 0 && b.daemon.since.Load() != 0 && time.Since(began) < flushTimeout)
+		b, passed := &c.backlog, time.Since(ended)
+		await := b.link == nil && (b.keeps() && passed < patience || len(b.queue) > 0 && b.daemon.since.Load() != 0 && passed < flushTimeout)
 		c.mu.Unlock()
 		if !await {
 			return
@@ -444,33 +470,41 @@ func (c *channels) awaitLink() {
 	}
 }
 
-// flush sends the backlog to the daemon, for at most flushTimeout once there is a link, and ends the connection. If the
-// daemon ends meanwhile with reliable messages that it has not settled, the next one gets them. The ports are already closed.
+// flush sends the backlog to the daemon and ends the connection. It takes at most flushTimeout once there is a link, and
+// patience while reliable messages are not settled: if the daemon ends meanwhile, the next one gets them. The ports are
+// already closed.
 func (c *channels) flush() {
-	for began := time.Now(); time.Since(began) < awaitDaemon; {
-		c.awaitLink()
+	b := &c.backlog
+	for ended := time.Now(); ; {
+		c.awaitLink(ended)
+		deadline := time.Now().Add(flushTimeout)
+		if c.mayKeep {
+			deadline = deadline.Add(greetTimeout)
+		}
 		c.mu.Lock()
-		l, left := c.backlog.link, len(c.backlog.queue) > c.backlog.plain
-		c.backlog.ending = l != nil || !left
-		c.backlog.writer.wake()
+		l := b.link
+		if limit := ended.Add(patience); b.keeps() && limit.After(deadline) {
+			deadline = limit
+		}
+		b.ending = true
+		b.writer.wake()
 		c.mu.Unlock()
 		if l == nil {
 			break
 		}
-		_ = l.raw.SetDeadline(time.Now().Add(flushTimeout))
+		_ = l.raw.SetDeadline(deadline)
 		<-l.ended
 		c.mu.Lock()
-		left = len(c.backlog.queue) > c.backlog.plain
-		c.backlog.ending = !left
+		again := b.keeps() && !l.late.Load() && time.Since(ended) < patience
+		b.ending = !again
 		c.mu.Unlock()
-		if !left {
+		if !again {
 			break
 		}
 	}
 	c.mu.Lock()
-	c.backlog.ending = true
-	lost := c.backlog.queue
-	c.backlog.queue = nil
+	lost := slices.Concat(b.queue, b.reliable)
+	b.queue, b.reliable = nil, nil
 	c.mu.Unlock()
 	c.lose(lost)
 }

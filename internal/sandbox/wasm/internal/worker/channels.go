@@ -30,9 +30,11 @@ const (
 //	                  └────▶ backlog ──▶ link ──▶ daemon                       Publish frames, in order
 //	daemon ──▶ link ──▶ port ──Receive──▶ guest
 type channels struct {
-	id     string
-	named  map[string]channel.Channel
-	router *channel.Router // shared by all pods of the worker
+	id    string
+	named map[string]channel.Channel
+	// mayKeep is set if a channel has QoS 1 or 2.
+	mayKeep bool
+	router  *channel.Router // shared by all pods of the worker
 
 	mu      sync.Mutex
 	ports   map[int]*port // open ports by number
@@ -62,6 +64,7 @@ func newChannels(spec workerapi.PodSpec, router *channel.Router, daemon *presenc
 	c.backlog.daemon, c.backlog.writer, c.backlog.linked = daemon, make(notifier, 1), make(notifier, 1)
 	for _, ch := range spec.Channels {
 		c.named[ch.Name] = ch
+		c.mayKeep = c.mayKeep || ch.Flags.QoS() > 0
 	}
 	return c
 }

@@ -45,10 +45,10 @@ func TestUnsettledMessagesComeAgain(t *testing.T) {
 	d.raw.Close() // the daemon is killed
 	c.until(t, "the link has ended", func(b *backlog) bool { return b.link == nil })
 	c.receive(0, []byte("3"))
-	c.until(t, "the module has sent one more", func(b *backlog) bool { return len(b.queue) == 3 })
+	c.until(t, "the module has sent one more", func(b *backlog) bool { return len(b.reliable) == 3 })
 	d = connect(t, w, "a")
 	d.expect("open 0 rw:1 t", "0:1", "0:2", "0:3")
-	c.until(t, "all are settled", func(b *backlog) bool { return len(b.unsettled) == 0 && b.bytes == 0 })
+	c.until(t, "all are settled", func(b *backlog) bool { return !b.keeps() && b.kept == 0 && b.sent == 0 })
 	require.Zero(t, c.dropped())
 }
 
@@ -66,42 +66,54 @@ func TestUnsettledMessagesHoldTheModule(t *testing.T) {
 		return p
 	}()
 	d.expect("open 1 w p")
-	full := func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.backlog.full(true)
+	fill := func() (n int) {
+		for ; port.Ready(true); n++ {
+			require.NoError(t, port.Send([]byte("m")))
+		}
+		return n
 	}
-	for n := 0; !full(); n++ {
-		require.NoError(t, port.Send([]byte("m")))
+	require.Equal(t, maxBacklogMessages, fill())
+	for range windowMessages {
 		d.expect("0:m")
 	}
-	require.False(t, port.Ready(true))
-	require.True(t, plain.Ready(true), "it waits for no acknowledgement")
-	d.read = 1
+	require.NoError(t, plain.Send([]byte("passes")), "it waits for no acknowledgement")
+	d.expect("1:passes")
 	d.settle()
-	require.Eventually(t, func() bool { return port.Ready(true) }, soon, time.Millisecond)
-	require.NoError(t, port.Send([]byte("n")))
-	d.expect("0:n")
+	for range windowMessages {
+		d.expect("0:m")
+	}
+	require.Equal(t, windowMessages, fill())
 
 	d.raw.Close()
-	c.until(t, "the link has ended", func(b *backlog) bool { return b.link == nil && len(b.queue) == maxBacklogMessages })
-	require.False(t, port.Ready(true), "it waits without a daemon, too")
-	require.True(t, plain.Ready(true))
-	require.NoError(t, plain.Send([]byte("dropped")))
-	require.EqualValues(t, 1, c.dropped())
-
+	c.until(t, "the link has ended", func(b *backlog) bool { return b.link == nil && len(b.reliable) == maxBacklogMessages })
+	require.Zero(t, fill(), "it waits without a daemon, too")
+	require.NoError(t, plain.Send([]byte("p")))
+	require.Zero(t, c.dropped())
+	d = connect(t, w, "a")
+	d.keep = true
+	d.expect("open 0 rw:1 t", "open 1 w p")
+	for range windowMessages {
+		d.expect("0:m")
+	}
+	require.Equal(t, "1:p", d.next())
+	require.Zero(t, fill(), "it waits for a daemon that settles nothing")
 	c.mu.Lock()
 	c.backlog.progress = time.Now().Add(-patience)
 	c.mu.Unlock()
-	require.True(t, port.Ready(true), "but not for ever")
-	require.NoError(t, port.Send([]byte("last")))
-	require.EqualValues(t, 2, c.dropped())
-	d = connect(t, w, "a")
-	d.expect("open 0 rw:1 t", "open 1 w p")
-	for range maxBacklogMessages - 2 {
+	for range 3 {
+		require.True(t, port.Ready(true), "but not for ever")
+		require.NoError(t, port.Send([]byte("n")))
+	}
+	require.EqualValues(t, 3, c.dropped())
+	d.settle()
+	for range windowMessages {
 		d.expect("0:m")
 	}
-	d.expect("0:n", "0:last")
+	fill()
+	require.False(t, port.Ready(true), "it waits again")
+	c.mu.Lock()
+	c.backlog.reliable, c.backlog.unsettled = nil, nil // the end of the module does not wait for them
+	c.mu.Unlock()
 }
 
 // TestUnsettledMessagesOfAnEndedModule checks that the messages of a module that has ended wait for the next daemon.
@@ -114,10 +126,11 @@ func TestUnsettledMessagesOfAnEndedModule(t *testing.T) {
 	d.expect("open 0 w:1 t", "0:last words", "close 0")
 	w.Daemon(false)
 	d.raw.Close()
+	p, err := w.pod("a")
+	require.NoError(t, err)
+	p.channels.until(t, "the worker waits for the next daemon", func(b *backlog) bool { return b.link == nil && !b.ending })
 	d = connect(t, w, "a")
 	d.expect("open 0 w:1 t", "0:last words", "close 0", "EOF")
 	require.EqualValues(t, 0, exited(t, w, "a").ExitCode)
-	p, err := w.pod("a")
-	require.NoError(t, err)
 	require.Zero(t, p.channels.dropped())
 }
