@@ -36,10 +36,10 @@ type outgoing struct {
 	topic   string
 	qos     byte
 	payload []byte
-	module  string        // that sent the message on a channel; otherwise "", and the topic has it
-	done    func(error)   // may be nil
-	settled func()        // of a module's message; may be nil
-	flushed chan struct{} // if set, this is a marker and not a message; closed once the client has all earlier messages
+	module  string               // that sent the message on a channel; otherwise "", and the topic has it
+	done    func(error)          // may be nil
+	settled func(delivered bool) // see mqtt.Client.PublishThen; may be nil
+	flushed chan struct{}        // if set, this is a marker and not a message; closed once the client has all earlier messages
 }
 
 func newOutQueue(m *Manager) *outQueue {
@@ -75,13 +75,14 @@ func (o outgoing) loss(reason string) loss { return loss{reason, o.module, o.top
 // publish queues a message of a channel, or drops it. A message that its runtime keeps until it is settled is always queued:
 // the runtime bounds their number.
 func (q *outQueue) publish(from channel.Key, topic string, qos byte, payload []byte, settled func()) {
-	o := outgoing{topic: topic, qos: qos, payload: payload, settled: settled}
+	o := outgoing{topic: topic, qos: qos, payload: payload}
 	if h := q.m.host(from.Runtime); h != nil {
 		if mod := h.at(from.Module); mod != nil {
 			o.module = mod.uuid
 		}
 	}
 	if settled != nil {
+		o.settled = func(bool) { settled() }
 		q.queue.force(o, len(payload))
 		return
 	}
@@ -108,9 +109,10 @@ func (q *outQueue) offer(o outgoing) {
 	}
 }
 
-// send queues a message from the manager, and waits for room. The function done gets the result.
-func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)) {
-	o := outgoing{topic: topic, qos: qos, payload: payload, done: done}
+// send queues a message from the manager, and waits for room. The function done learns whether the client has it, and after
+// that settled what became of it.
+func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error), settled func(delivered bool)) {
+	o := outgoing{topic: topic, qos: qos, payload: payload, done: done, settled: settled}
 	if !q.wait(o, nil) {
 		done(context.Cause(q.ctx))
 	}
@@ -169,7 +171,7 @@ func (q *outQueue) run() {
 		if err != nil && o.done == nil && q.ctx.Err() == nil {
 			q.m.drop(o.loss("no-broker"), 1, err)
 			if o.settled != nil {
-				o.settled()
+				o.settled(false)
 			}
 		}
 		if o.done != nil {

@@ -173,38 +173,29 @@ func (w *world) dial(c mqtt.Config) (mqtt.Client, error) {
 	return &recording{Client: cl, w: w}, err
 }
 
-// recording is a client that keeps exits in a queue in memory, like the real one. The broker gets them after the manager
-// has asked for the figures; a kill before that loses them.
+// recording is a client that keeps exits in memory, like the real one, until a goroutine of its own has brought them to the
+// broker. A kill before that loses them.
 type recording struct {
 	mqtt.Client
 	w *world
-
-	mu    sync.Mutex
-	queue []string
 }
 
-func (r *recording) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func()) error {
-	err := r.Client.PublishThen(ctx, topic, qos, retain, payload, settled)
-	if e, bad := wire.ParseEnvelope(payload); err == nil && bad == nil && e.Action == wire.ActionExited {
-		data, _ := wire.ParseModuleData(e.Data)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.queue = append(r.queue, data.UUID()+" "+string(data["status"]))
+func (r *recording) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func(bool)) error {
+	e, err := wire.ParseEnvelope(payload)
+	if err != nil || e.Action != wire.ActionExited {
+		return r.Client.PublishThen(ctx, topic, qos, retain, payload, settled)
 	}
-	return err
-}
-
-func (r *recording) Stats() mqtt.Stats {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := r.Client.Stats()
-	s.Queued += len(r.queue)
-	s.Settled -= uint64(len(r.queue))
-	for _, exit := range r.queue {
-		r.w.note("told", exit)
+	data, _ := wire.ParseModuleData(e.Data)
+	if err := r.Client.PublishThen(ctx, topic, qos, retain, payload, nil); err != nil {
+		return err
 	}
-	r.queue = nil
-	return s
+	go func() {
+		r.w.note("told", data.UUID()+" "+string(data["status"]))
+		if settled != nil {
+			settled(true)
+		}
+	}()
+	return nil
 }
 
 // note appends a line to a file of the world.

@@ -175,10 +175,9 @@ type exit struct {
 	Name    string `json:"name,omitempty"`
 	Asked   string `json:"asked,omitempty"` // object_id of the request for the deletion; "" if nobody asked
 
-	queued  bool      // it waits for the client in the manager's queue, or the client has it
-	dropped uint64    // Stats.Dropped of the client when it was queued
-	sent    time.Time // when the client got it; zero until then
-	number  uint64    // Stats.Accepted of the client at that time: that of the exit or of a later message
+	turn   int       // how often it was sent
+	queued bool      // it waits for the client in the manager's queue, or the client has it
+	acked  time.Time // when the broker has acknowledged it; zero until then
 }
 
 // exits holds the exits that the broker has not acknowledged.
@@ -219,7 +218,8 @@ func (x *exits) send(m *Manager, key string) {
 		x.mu.Unlock()
 		return
 	}
-	e.queued, e.dropped = true, m.client.Stats().Dropped
+	e.queued, e.acked = true, time.Time{}
+	e.turn++
 	x.all[key] = e
 	x.mu.Unlock()
 	h := m.host(e.Runtime) // never nil: keep and load take only exits of configured runtimes
@@ -228,13 +228,27 @@ func (x *exits) send(m *Manager, key string) {
 		if err == nil {
 			err = exitTold.Hit(m.ctx)
 		}
-		if err == nil {
-			e.sent, e.number = time.Now(), m.client.Stats().Accepted
-		} else {
-			e.queued = false
+		if err != nil {
+			x.change(key, e.turn, func(e *exit) { e.queued = false })
 		}
-		x.put(key, e)
+	}, func(delivered bool) {
+		x.change(key, e.turn, func(e *exit) {
+			if e.queued = delivered; delivered {
+				e.acked = time.Now()
+			}
+		})
 	})
+}
+
+// change changes an exit, unless it has been sent again since the given turn.
+func (x *exits) change(key string, turn int, change func(*exit)) {
+	x.mu.Lock()
+	if e, ok := x.all[key]; ok && e.turn == turn {
+		change(&e)
+		x.all[key] = e
+	}
+	x.mu.Unlock()
+	poke(x.more)
 }
 
 // sendAll sends all exits that have not been sent, such as those of an earlier daemon. Call it before registering, so
@@ -252,7 +266,7 @@ func (x *exits) sendAll(m *Manager) {
 func (x *exits) repeat(m *Manager) {
 	x.mu.Lock()
 	for key, e := range x.all {
-		e.queued, e.sent = false, time.Time{}
+		e.queued, e.acked = false, time.Time{}
 		x.all[key] = e
 	}
 	x.mu.Unlock()
@@ -275,25 +289,20 @@ func (x *exits) run(m *Manager) func() {
 	}
 }
 
-// settle removes the exits that the broker has acknowledged, once an orchestrator has answered or exitsKeep is over. An
-// exit that is still in the client's queue stays in the record, however long it has been there, because the queue is in
-// memory. If the client has dropped messages since it got an exit, the exit may be one of them, and settle sends it
-// again. settle returns the number of remaining exits.
+// settle removes the exits that the broker has acknowledged, once an orchestrator has answered or exitsKeep is over, and sends
+// those again that the client has dropped. An exit that is still in the client's queue stays in the record, however long it
+// has been there, because the queue is in memory. settle returns the number of remaining exits.
 func (x *exits) settle(m *Manager) int {
-	now, stats, connected, registered := time.Now(), m.client.Stats(), m.client.Connected(), m.registered.Load()
+	now, connected, registered := time.Now(), m.client.Connected(), m.registered.Load()
 	var acknowledged, dropped []string
 	x.mu.Lock()
 	for key, e := range x.all {
-		lost, age := stats.Dropped != e.dropped, now.Sub(e.sent)
 		switch {
-		case e.sent.IsZero() || !connected || stats.Settled < e.number:
-		case lost:
-			e.queued, e.sent = false, time.Time{}
-			x.all[key] = e
-			dropped = append(dropped, key)
-		case registered, age > exitsKeep:
+		case !e.acked.IsZero() && (registered || now.Sub(e.acked) > exitsKeep):
 			delete(x.all, key)
 			acknowledged = append(acknowledged, key)
+		case e.turn > 0 && !e.queued && connected:
+			dropped = append(dropped, key)
 		}
 	}
 	left := len(x.all)

@@ -47,18 +47,18 @@ func newBus() *bus {
 
 // busClient is a connection to the bus. Like the real client, it queues QoS 1 and 2 while it is disconnected.
 type busClient struct {
-	bus      *bus
-	config   mqtt.Config
-	filters  map[string]byte
-	up       bool
-	closed   bool
-	end      context.CancelFunc
-	queued   []mqtt.Message
-	dropped  uint64
-	accepted uint64 // messages with QoS 1 or 2
-	full     bool   // the broker's window is full: queued messages wait
-	inbox    chan mqtt.Message
-	wg       sync.WaitGroup
+	bus     *bus
+	config  mqtt.Config
+	filters map[string]byte
+	up      bool
+	closed  bool
+	end     context.CancelFunc
+	queued  []mqtt.Message
+	waiting []func(delivered bool) // settles the queued messages
+	dropped uint64
+	full    bool // the broker's window is full: queued messages wait
+	inbox   chan mqtt.Message
+	wg      sync.WaitGroup
 }
 
 func (b *bus) dial(c mqtt.Config) (mqtt.Client, error) {
@@ -88,11 +88,19 @@ func (c *busClient) connect() {
 		for _, m := range c.queued {
 			c.bus.route(c, m)
 		}
-		c.queued = nil
+		c.settle(true)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c.end = cancel
 	c.wg.Go(func() { c.config.OnConnect(ctx, false) })
+}
+
+// settle empties the queue. The caller holds the bus's mu.
+func (c *busClient) settle(delivered bool) {
+	for _, settled := range c.waiting {
+		settled(delivered)
+	}
+	c.queued, c.waiting = nil, nil
 }
 
 // disconnect breaks the connection; the broker publishes the will.
@@ -155,8 +163,8 @@ func (c *busClient) Publish(ctx context.Context, topic string, qos byte, retain 
 	return c.PublishThen(ctx, topic, qos, retain, payload, nil)
 }
 
-// PublishThen settles a message when the bus has it, or it waits for the connection.
-func (c *busClient) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func()) error {
+// PublishThen settles a message when the bus has it.
+func (c *busClient) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func(bool)) error {
 	if err := channel.ValidTopic(topic); err != nil {
 		return err
 	}
@@ -170,21 +178,19 @@ func (c *busClient) PublishThen(ctx context.Context, topic string, qos byte, ret
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
 	m := mqtt.Message{Topic: topic, Payload: payload, QoS: qos, Retain: retain}
-	if qos > 0 && !c.closed {
-		c.accepted++
+	if settled == nil {
+		settled = func(bool) {}
 	}
 	switch {
 	case c.closed:
 		return fmt.Errorf("closed: %w", errdefs.ErrFailedPrecondition)
 	case c.up:
 		c.bus.route(c, m)
+		settled(true)
 	case qos == 0:
 		return fmt.Errorf("away: %w", errdefs.ErrUnavailable)
 	default:
-		c.queued = append(c.queued, m)
-	}
-	if settled != nil {
-		settled()
+		c.queued, c.waiting = append(c.queued, m), append(c.waiting, settled)
 	}
 	return nil
 }
@@ -221,7 +227,7 @@ func (c *busClient) WaitConnected(ctx context.Context) error {
 func (c *busClient) Stats() mqtt.Stats {
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
-	return mqtt.Stats{Queued: len(c.queued), Dropped: c.dropped, Accepted: c.accepted, Settled: c.accepted - uint64(len(c.queued))}
+	return mqtt.Stats{Queued: len(c.queued), Dropped: c.dropped}
 }
 
 func (c *busClient) Close(context.Context) error {

@@ -20,9 +20,9 @@ type Client interface {
 	// QoS above 2 or a message over MaxPacket, and errdefs.ErrFailedPrecondition after Close.
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
 	// PublishThen is like Publish, but if settled is not nil, it waits for room without a connection, too. If it returns nil, settled is called, unless it is nil, once the client no longer keeps
-	// the message: with QoS 0 at once, otherwise when the broker has acknowledged it, or it was dropped. It is not called for
+	// the message: with QoS 0 at once, otherwise when the broker has acknowledged it (delivered is set), or it was dropped. It is not called for
 	// a message that is still queued at Close. It must neither block nor call the client.
-	PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func()) error
+	PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func(delivered bool)) error
 	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each
 	// reconnect, until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the
 	// broker refuses the subscription, Subscribe returns errdefs.ErrPermissionDenied and drops the filter. Subscribing
@@ -150,8 +150,5 @@ type Stats struct {
 	Dropped   uint64 // queued messages that were dropped: no room, expired, refused by the broker, or still queued at Close
 	Lost      uint64 // messages with QoS 0 that were dropped: published without a connection, or no room in the inbox
 	Queued    int    // messages that wait for the broker
-	// Accepted numbers the last message with QoS 1 or 2 that Publish has queued. All messages up to the number Settled
-	// are acknowledged or dropped. Messages that were dropped instead of being queued have no number.
-	Accepted, Settled uint64
-	Inbox             int // messages that wait for the Handler
+	Inbox     int    // messages that wait for the Handler
 }

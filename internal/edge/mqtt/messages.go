@@ -17,7 +17,7 @@ func (c *client) Publish(ctx context.Context, topic string, qos byte, retain boo
 }
 
 // PublishThen implements Client.
-func (c *client) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func()) error {
+func (c *client) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func(delivered bool)) error {
 	if err := checkTopic(topic, qos); err != nil {
 		return fmt.Errorf("mqtt: publish: %w", err)
 	}
@@ -45,7 +45,7 @@ func (c *client) PublishThen(ctx context.Context, topic string, qos byte, retain
 	}
 	c.sent.Add(1)
 	if settled != nil {
-		settled()
+		settled(true)
 	}
 	return nil
 }

@@ -300,7 +300,6 @@ func (c *client) Stats() Stats {
 	var s Stats
 	var dropped uint64
 	s.Queued, s.Published, s.Dropped = c.out.stats()
-	s.Accepted, s.Settled = c.out.numbers()
 	s.Inbox, s.Received, dropped = c.in.stats()
 	s.Published += c.sent.Load()
 	s.Connects, s.Lost = c.connects.Load(), c.lost.Load()+dropped

@@ -22,15 +22,15 @@ type item struct {
 	retain   bool
 	seq      uint64
 	expires  time.Time
-	id       uint16 // packet identifier while in flight
-	released bool   // QoS 2: PUBREC received, PUBCOMP expected
-	settled  func() // called when the outbox no longer keeps the message; may be nil
-	tries    int    // consecutive connections that ended early with this message as the oldest in flight
+	id       uint16               // packet identifier while in flight
+	released bool                 // QoS 2: PUBREC received, PUBCOMP expected
+	settled  func(delivered bool) // called when the outbox no longer keeps the message; may be nil
+	tries    int                  // consecutive connections that ended early with this message as the oldest in flight
 }
 
-func (i *item) settle() {
+func (i *item) settle(delivered bool) {
 	if i.settled != nil {
-		i.settled()
+		i.settled(delivered)
 	}
 }
 
@@ -136,7 +136,7 @@ func (o *outbox) drop(it *item, reason string) {
 	o.used -= it.size()
 	o.dropped++
 	o.report(loss{it.topic, reason}, 1)
-	it.settle()
+	it.settle(false)
 }
 
 func (o *outbox) wake() {
@@ -255,7 +255,7 @@ func (o *outbox) done(id uint16, code packet.Code) *item {
 	default:
 		o.used -= it.size()
 		o.published++
-		it.settle()
+		it.settle(true)
 	}
 	o.broadcast()
 	o.wake()
@@ -284,7 +284,7 @@ func (o *outbox) resume(kept bool) []item {
 		if it.released {
 			o.used -= it.size()
 			o.published++
-			it.settle()
+			it.settle(true)
 			continue
 		}
 		queue = append(queue, it)
@@ -357,18 +357,4 @@ func (o *outbox) stats() (queued int, published, dropped uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.pending) + len(o.flight), o.published, o.dropped
-}
-
-// numbers returns Stats.Accepted and Stats.Settled.
-func (o *outbox) numbers() (accepted, settled uint64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	oldest := o.seq + 1
-	if len(o.pending) > 0 {
-		oldest = o.pending[0].seq
-	}
-	for _, it := range o.flight {
-		oldest = min(oldest, it.seq)
-	}
-	return o.seq, oldest - 1
 }

@@ -2,6 +2,7 @@ package mqtt
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -119,31 +120,6 @@ func TestOutboxReasons(t *testing.T) {
 	assert.Nil(t, o.done(it.id, 0), "an answer nobody waits for")
 }
 
-func TestOutboxNumbers(t *testing.T) {
-	o := newOutbox(10, 1000, time.Hour, unreported)
-	var all []*item
-	for _, name := range []string{"a", "b", "c"} {
-		require.NoError(t, o.add(context.Background(), one(name)))
-	}
-	for range 2 {
-		all = append(all, o.next(10))
-	}
-	for _, step := range []struct {
-		id   uint16
-		code packet.Code
-		want uint64
-	}{{0, 0, 0}, {all[1].id, 0, 0}, {all[0].id, packet.IDInUse, 0}} {
-		o.done(step.id, step.code)
-		accepted, settled := o.numbers()
-		assert.Equal(t, []uint64{3, step.want}, []uint64{accepted, settled})
-	}
-	for _, want := range []uint64{2, 3} {
-		o.done(o.next(10).id, 0)
-		_, settled := o.numbers()
-		assert.Equal(t, want, settled)
-	}
-}
-
 func TestOutboxPoison(t *testing.T) {
 	o := newOutbox(10, 1000, time.Hour, unreported)
 	require.NoError(t, o.add(context.Background(), one("poison")))
@@ -233,7 +209,7 @@ func TestSettled(t *testing.T) {
 	o := newOutbox(2, 1000, time.Hour, func(l loss, _ int) { dropped = append(dropped, l.topic) })
 	add := func(name string) {
 		t.Helper()
-		require.NoError(t, o.add(t.Context(), &item{topic: name, qos: 1, settled: func() { settled = append(settled, name) }}))
+		require.NoError(t, o.add(t.Context(), &item{topic: name, qos: 1, settled: func(delivered bool) { settled = append(settled, fmt.Sprint(name, delivered)) }}))
 	}
 	require.NoError(t, o.add(t.Context(), &item{topic: "plain", qos: 1}))
 	add("a")
@@ -241,19 +217,19 @@ func TestSettled(t *testing.T) {
 	require.Equal(t, []string{"plain"}, dropped)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, o.add(ctx, &item{topic: "b", qos: 1, settled: func() {}}), context.Canceled)
+	require.ErrorIs(t, o.add(ctx, &item{topic: "b", qos: 1, settled: func(bool) {}}), context.Canceled)
 	o.resume(false)
 	a, newer := o.next(10), o.next(10)
 	o.done(newer.id, packet.Success)
 	o.done(a.id, packet.Success)
-	require.Equal(t, []string{"a"}, settled)
+	require.Equal(t, []string{"atrue"}, settled)
 	add("b")
 	o.done(o.next(10).id, packet.NotAuthorized)
-	require.Equal(t, []string{"a", "b"}, settled, "the broker refused it")
+	require.Equal(t, []string{"atrue", "bfalse"}, settled, "the broker refused it")
 	add("expired")
 	o.expire(time.Now().Add(2 * time.Hour))
-	require.Equal(t, []string{"a", "b", "expired"}, settled)
+	require.Equal(t, []string{"atrue", "bfalse", "expiredfalse"}, settled)
 	add("kept")
 	o.close()
-	require.Equal(t, []string{"a", "b", "expired"}, settled, "the next process sends it")
+	require.Equal(t, []string{"atrue", "bfalse", "expiredfalse"}, settled, "the next process sends it")
 }

@@ -40,7 +40,7 @@ func (l *link) Publish(_ context.Context, topic string, qos byte, retain bool, p
 	}
 	return l.fails
 }
-func (l *link) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, _ func()) error {
+func (l *link) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, _ func(bool)) error {
 	return l.Publish(ctx, topic, qos, retain, payload)
 }
 func (l *link) Subscribe(context.Context, string, byte, mqtt.SubscribeOptions) error { return nil }
