@@ -165,9 +165,23 @@ func (h *host) keepLog(mod *module, payload []byte) {
 	}
 	now := time.Now().UTC()
 	l := keptLog{Type: "module", UUID: mod.uuid, Name: mod.data.Name(), Runtime: h.info.UUID, Ended: &now, Exit: exit, Cut: cut, Log: text}
+	if run, ok := h.blamedRun(mod, payload); ok && text == "" {
+		l, l.Exit = run, exit
+	}
 	if err := h.m.logs.put(l); err != nil {
 		h.m.refuse("log", "cannot keep the log of a module", "module", mod.uuid, "err", err)
 	}
+}
+
+// blamedRun returns the kept log of the run in which the module made its runtime die, if the exit says that it did. The
+// log was kept when the runtime died, and the module is blamed later.
+func (h *host) blamedRun(mod *module, payload []byte) (l keptLog, ok bool) {
+	if _, reason := outcome(payload); reason != reasonCrash {
+		return l, false
+	}
+	l, err := h.m.logs.get(h.info.UUID, mod.uuid)
+	_, reason := outcome(object(map[string]any{"status": l.Exit}))
+	return l, err == nil && (reason == "runtime-lost" || reason == reasonCrash)
 }
 
 // answerLog answers a request for a module's log: that of the current run so far or, if the module does not run or the
