@@ -26,7 +26,8 @@ const (
 	keptLines = 4096
 	keptBytes = 64 << 10 // of the lines of a run
 	keptFiles = 512
-	keptTotal = 16 << 20 // bytes of all files
+	keptTotal = 16 << 20  // bytes of all files
+	keptFile  = 512 << 10 // bytes of a file: keptBytes of control characters, which have six bytes in JSON, and the other fields
 )
 
 // keptTemporary is the name of a file that is not complete. Only the holder of keptLogs.mu writes it.
@@ -62,6 +63,9 @@ func (k *keptLogs) put(l keptLog) error {
 	if err != nil {
 		return err
 	}
+	if len(raw) > keptFile {
+		return fmt.Errorf("the log and its fields have %d bytes, more than %d: %w", len(raw), keptFile, errdefs.ErrResourceExhausted)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := os.MkdirAll(k.dir, 0o700); err != nil {
@@ -89,7 +93,8 @@ func (k *keptLogs) get(runtime, uuid string) (l keptLog, err error) {
 	return l, err
 }
 
-// prune removes the oldest files beyond the bounds. The caller holds k.mu.
+// prune removes the oldest files beyond the bounds, and files of an earlier daemon that are too large. The caller holds
+// k.mu.
 func (k *keptLogs) prune() error {
 	entries, err := os.ReadDir(k.dir)
 	if err != nil {
@@ -106,8 +111,11 @@ func (k *keptLogs) prune() error {
 	})
 	total, errs := int64(0), []error(nil)
 	for i, info := range files {
-		total += info.Size()
-		if i >= keptFiles || total > keptTotal {
+		oversized := info.Size() > keptFile
+		if !oversized {
+			total += info.Size()
+		}
+		if oversized || i >= keptFiles || total > keptTotal {
 			errs = append(errs, os.Remove(filepath.Join(k.dir, info.Name())))
 		}
 	}
@@ -164,7 +172,7 @@ func (h *host) keepLog(mod *module, payload []byte) {
 		return
 	}
 	now := time.Now().UTC()
-	l := keptLog{Type: "module", UUID: mod.uuid, Name: mod.data.Name(), Runtime: h.info.UUID, Ended: &now, Exit: exit, Cut: cut, Log: text}
+	l := keptLog{Type: "module", UUID: mod.uuid, Name: excerpt([]byte(mod.data.Name())), Runtime: h.info.UUID, Ended: &now, Exit: exit, Cut: cut, Log: text}
 	if run, ok := h.blamedRun(mod, payload); ok && text == "" {
 		l, l.Exit = run, exit
 	}
@@ -226,7 +234,7 @@ func (h *host) logOf(uuid string, previous bool) (keptLog, error) {
 		return h.m.logs.get(h.info.UUID, uuid)
 	}
 	text, cut := mod.log.read(false)
-	return keptLog{Type: "module", UUID: uuid, Name: mod.data.Name(), Runtime: h.info.UUID, Cut: cut, Log: text}, nil
+	return keptLog{Type: "module", UUID: uuid, Name: excerpt([]byte(mod.data.Name())), Runtime: h.info.UUID, Cut: cut, Log: text}, nil
 }
 
 // tail returns the last n lines of a text; 0 means all.

@@ -139,3 +139,35 @@ func TestKeptLogsAreBounded(t *testing.T) {
 		t.Errorf("the files have %d bytes, %v, want at most %d", total, err, keptTotal)
 	}
 }
+
+// TestALargeRecordKeepsTheOthers: no single module can remove the kept logs of the others.
+func TestALargeRecordKeepsTheOthers(t *testing.T) {
+	r := newRig(t, nil)
+	for _, named := range []struct{ uuid, name string }{{"small", "m"}, {"long", strings.Repeat("<", keptTotal/6)}} {
+		data, err := wire.ParseModuleData(object(moduleData(named.uuid, "name", named.name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mod := r.m.hosts[0].newModule(named.uuid, data, record{})
+		mod.log.add([]byte("line of " + named.uuid))
+		r.m.hosts[0].keepLog(mod, []byte(`{"status": {"code": 3, "reason": "exited"}}`))
+	}
+	for _, uuid := range []string{"small", "long"} {
+		if l := r.logOf(uuid); l.Log != "line of "+uuid || len(l.Name) > 1024 {
+			t.Errorf("the kept log of %s is %q with a name of %d bytes and the error %q, want its line", uuid, l.Log, len(l.Name), l.Error)
+		}
+	}
+	k := r.m.logs
+	if err := k.put(keptLog{UUID: "huge", Runtime: runtimeA, Log: strings.Repeat("x", keptFile)}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a record beyond the bound gives %v, want %v", err, errdefs.ErrResourceExhausted)
+	}
+	if err := os.WriteFile(k.path(runtimeA, "old"), make([]byte, keptTotal+1), 0o600); err != nil { // of an earlier daemon
+		t.Fatal(err)
+	}
+	if err := k.put(keptLog{UUID: "next", Runtime: runtimeA}); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := k.get(runtimeA, "small"); err != nil || l.Log == "" {
+		t.Errorf("the kept log is %+v, %v after a file that is too large", l, err)
+	}
+}
