@@ -12,8 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
@@ -28,6 +30,13 @@ const (
 	keptFiles = 512
 	keptTotal = 16 << 20  // bytes of all files
 	keptFile  = 512 << 10 // bytes of a file: keptBytes of control characters, which have six bytes in JSON, and the other fields
+)
+
+// Bounds of requests for logs.
+const (
+	logRequests     = 16        // that wait
+	logRequestBytes = 4 << 10   // of a request, which its answer repeats in part
+	logAnswerBytes  = 128 << 10 // of the log in an answer, in its JSON form
 )
 
 // keptTemporary is the name of a file that is not complete. Only the holder of keptLogs.mu writes it.
@@ -192,6 +201,38 @@ func (h *host) blamedRun(mod *module, payload []byte) (l keptLog, ok bool) {
 	return l, err == nil && (reason == "runtime-lost" || reason == reasonCrash)
 }
 
+// logRequest is a request for the log of a module of a host.
+type logRequest struct {
+	host *host
+	msg  mqtt.Message
+}
+
+// askLog queues a request for a log, because an answer may wait for room in the client's queue, and the client's handler
+// must not. It drops the request if there is no room.
+func (h *host) askLog(msg mqtt.Message) {
+	if len(msg.Payload) > logRequestBytes {
+		h.m.refuse("log-request", "a request for a log is too large", "runtime", h.info.Name, "bytes", len(msg.Payload))
+		return
+	}
+	select {
+	case h.m.logRequests <- logRequest{h, msg}:
+	default:
+		h.m.refuse("log-request", "too many requests for logs", "runtime", h.info.Name, "waiting", logRequests)
+	}
+}
+
+// answerLogs answers the requests for logs, one after the other.
+func (m *Manager) answerLogs() {
+	for {
+		select {
+		case r := <-m.logRequests:
+			r.host.answerLog(r.msg)
+		case <-m.ctx.Done():
+			return
+		}
+	}
+}
+
 // answerLog answers a request for a module's log: that of the current run so far or, if the module does not run or the
 // request is for the previous run, that of the last ended one. The answer has the object_id of the request.
 func (h *host) answerLog(msg mqtt.Message) {
@@ -216,7 +257,8 @@ func (h *host) answerLog(msg mqtt.Message) {
 	if err != nil {
 		l = keptLog{Type: "module", UUID: want.UUID, Runtime: h.info.UUID, Error: err.Error()}
 	}
-	l.Log = tail(l.Log, want.Tail)
+	log, cut := latest(tail(l.Log, want.Tail), logAnswerBytes)
+	l.Log, l.Cut = log, l.Cut || cut
 	raw, err := json.Marshal(l)
 	if err != nil {
 		h.m.fail("log", e, e.Data, fmt.Errorf("log: %w", err))
@@ -250,4 +292,37 @@ func tail(text string, n int) string {
 		}
 	}
 	return text
+}
+
+// latest returns the latest lines of a text whose JSON form has at most so many bytes, and whether it left lines out. If
+// the last line alone has more, latest returns its end.
+func latest(text string, most int) (lines string, cut bool) {
+	begin := len(text)
+	for begin > 0 {
+		r, n := utf8.DecodeLastRuneInString(text[:begin])
+		if most -= max(n, jsonBytes(r)); most < 0 {
+			break
+		}
+		begin -= n
+	}
+	if begin == 0 {
+		return text, false
+	}
+	if text[begin-1] != '\n' {
+		if _, whole, ok := strings.Cut(text[begin:], "\n"); ok {
+			return whole, true
+		}
+	}
+	return text[begin:], true
+}
+
+// jsonBytes returns the size of a character in a JSON string if it is escaped there, otherwise 0.
+func jsonBytes(r rune) int {
+	switch {
+	case strings.ContainsRune("\"\\\n\r\t", r):
+		return len(`\n`)
+	case r < ' ', strings.ContainsRune("<>&\u2028\u2029", r), r == utf8.RuneError:
+		return len(`\u0000`)
+	}
+	return 0
 }
