@@ -33,9 +33,12 @@ type suspects struct {
 	losses  map[string]int     // in a row, by the module's uuid; kept after its end, because its policy may restart it
 	fresh   map[string]*module // the modules on probation in this run of the runtime, by uuid
 	accused *module            // if set, this run of the runtime is the control run
+	blamed  map[string]bool    // the modules among losses that were to blame before, by uuid
 }
 
-func newSuspects() suspects { return suspects{losses: map[string]int{}, fresh: map[string]*module{}} }
+func newSuspects() suspects {
+	return suspects{losses: map[string]int{}, fresh: map[string]*module{}, blamed: map[string]bool{}}
+}
 
 func (s *suspects) is(uuid string) bool { return s.losses[uuid] >= suspectLosses }
 
@@ -45,12 +48,14 @@ func (s *suspects) lost(modules []*module) (runtimeAtFault bool) {
 		s.accused = nil
 		clear(s.losses)
 		clear(s.fresh)
+		clear(s.blamed)
 		return true
 	}
 	if len(s.losses) > maxSuspects {
 		maps.DeleteFunc(s.losses, func(uuid string, _ int) bool {
 			return !slices.ContainsFunc(modules, func(mod *module) bool { return mod.uuid == uuid })
 		})
+		maps.DeleteFunc(s.blamed, func(uuid string, _ bool) bool { return s.losses[uuid] == 0 })
 	}
 	modules = slices.DeleteFunc(modules, func(mod *module) bool { return s.fresh[mod.uuid] != mod })
 	for _, mod := range modules {
@@ -63,19 +68,23 @@ func (s *suspects) lost(modules []*module) (runtimeAtFault bool) {
 	return false
 }
 
-// convict ends a control run that the runtime has survived. It returns the module to blame, and forgets the losses of all
-// others.
+// convict ends a control run that the runtime has survived. It returns the module to blame. The first time, the module
+// explains the losses of the others, and they are forgotten. Later it was tried alone, and another module explains them.
 func (s *suspects) convict() *module {
-	blamed := s.accused
+	mod := s.accused
 	s.accused = nil
-	maps.DeleteFunc(s.losses, func(uuid string, _ int) bool { return uuid != blamed.uuid })
-	return blamed
+	if !s.blamed[mod.uuid] {
+		s.blamed[mod.uuid] = true
+		maps.DeleteFunc(s.losses, func(uuid string, _ int) bool { return !s.blamed[uuid] })
+	}
+	return mod
 }
 
 // acquit ends the probation of a module, which has passed it.
 func (s *suspects) acquit(uuid string) {
 	delete(s.losses, uuid)
 	delete(s.fresh, uuid)
+	delete(s.blamed, uuid)
 }
 
 // next returns which of the suspects to try next: half of those with the most losses.

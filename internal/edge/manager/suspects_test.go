@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -196,6 +197,29 @@ func TestDeleteWhileHeld(t *testing.T) {
 	}
 	o.kill()
 	r.exitedOf(runtimeA, "tried", 1)
+}
+
+// TestTwoKillersThatRestart: the restarts of one do not prevent that the other one is found.
+func TestTwoKillersThatRestart(t *testing.T) {
+	r, o := ownRig(t, func(c *Config) { c.Probation = 50 * time.Millisecond })
+	var once sync.Map // of each run: both killers may be in it
+	o.create = func(_ int, data wire.ModuleData) error {
+		if strings.HasPrefix(data.UUID(), "killer") {
+			o.fake.mu.Lock()
+			run := o.starts
+			o.fake.mu.Unlock()
+			if _, dead := once.LoadOrStore(run, true); !dead {
+				o.kill()
+			}
+		}
+		return nil
+	}
+	r.desire(runtimeA, 1, moduleData("first"), moduleData("killer1", "restart", "on-failure"), moduleData("killer2", "restart", "on-failure"), moduleData("last"))
+	r.find(t, topics.ControlOf(runtimeA), 2, isCrash("killer1"))
+	r.find(t, topics.ControlOf(runtimeA), 2, isCrash("killer2"))
+	if n := r.count(isCrash("first")) + r.count(isCrash("last")); n != 0 {
+		t.Errorf("%d innocent modules are blamed, want 0", n)
+	}
 }
 
 // TestARuntimeThatDiesByItself: none of its modules is blamed.
