@@ -104,6 +104,7 @@ func (h *host) startLauncher(mod *module) {
 		defer h.calls.Done()
 		guard.Func(h.m.log, "start of a module", func() { h.launch(run, mod) })()
 		h.update(func() { mod.launching = false })
+		h.admit()
 	})
 }
 
@@ -123,14 +124,15 @@ func (h *host) launch(run context.Context, mod *module) {
 				return
 			}
 		case create:
-			h.probation(run, mod)
+			h.beginTrial(mod)
 			err := h.createOnce(run, mod)
 			if err == nil {
+				h.probation(run, mod)
 				return
 			}
 			wait := delay.delay()
 			h.update(func() { mod.problem = problem{err: err, retryAt: time.Now().Add(wait)} })
-			pause(run, wait, mod.wake)
+			h.awaitRetry(run, mod, wait)
 		case settle:
 			h.settle(mod, status(codeKilled, "killed", "deleted before it ran"))
 			return

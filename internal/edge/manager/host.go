@@ -157,6 +157,7 @@ func (h *host) serve(extra map[string]any) error {
 		h.applyAndLaunch(mod, evUp)
 	}
 	h.admit()
+	h.controlRun(run)
 	var err error
 	for {
 		var msg channel.Message
@@ -177,23 +178,20 @@ func (h *host) serve(extra map[string]any) error {
 func (h *host) lose() {
 	h.update(func() { h.up = false })
 	h.calls.Wait()
-	e, blamed := evDied, ""
+	e := evDied
 	switch {
 	case h.info.Durable:
 		e = evDetached
 	case h.isHalted():
 		e = evStopped
+		h.forgetTrials()
 	default:
-		blamed = h.blame()
+		h.countLoss()
 	}
 	for _, mod := range h.all() {
-		next, payload := e, status(codeKilled, "killed", "its runtime has ended")
-		if mod.uuid == blamed {
-			next, payload = evBlamed, h.crashStatus(mod.uuid)
-		}
-		switch h.apply(mod, next) {
+		switch h.apply(mod, e) {
 		case settle:
-			h.settle(mod, payload)
+			h.settle(mod, status(codeKilled, "killed", "its runtime has ended"))
 		case reportLost:
 			h.reportLost(mod)
 		}

@@ -12,8 +12,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
@@ -26,7 +28,15 @@ const (
 	keptLines = 4096
 	keptBytes = 64 << 10 // of the lines of a run
 	keptFiles = 512
-	keptTotal = 16 << 20 // bytes of all files
+	keptTotal = 16 << 20  // bytes of all files
+	keptFile  = 512 << 10 // bytes of a file: keptBytes of control characters, which have six bytes in JSON, and the other fields
+)
+
+// Bounds of requests for logs.
+const (
+	logRequests     = 16        // that wait
+	logRequestBytes = 4 << 10   // of a request, which its answer repeats in part
+	logAnswerBytes  = 128 << 10 // of the log in an answer, in its JSON form
 )
 
 // keptTemporary is the name of a file that is not complete. Only the holder of keptLogs.mu writes it.
@@ -62,6 +72,9 @@ func (k *keptLogs) put(l keptLog) error {
 	if err != nil {
 		return err
 	}
+	if len(raw) > keptFile {
+		return fmt.Errorf("the log and its fields have %d bytes, more than %d: %w", len(raw), keptFile, errdefs.ErrResourceExhausted)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := os.MkdirAll(k.dir, 0o700); err != nil {
@@ -89,7 +102,8 @@ func (k *keptLogs) get(runtime, uuid string) (l keptLog, err error) {
 	return l, err
 }
 
-// prune removes the oldest files beyond the bounds. The caller holds k.mu.
+// prune removes the oldest files beyond the bounds, and files of an earlier daemon that are too large. The caller holds
+// k.mu.
 func (k *keptLogs) prune() error {
 	entries, err := os.ReadDir(k.dir)
 	if err != nil {
@@ -106,8 +120,11 @@ func (k *keptLogs) prune() error {
 	})
 	total, errs := int64(0), []error(nil)
 	for i, info := range files {
-		total += info.Size()
-		if i >= keptFiles || total > keptTotal {
+		oversized := info.Size() > keptFile
+		if !oversized {
+			total += info.Size()
+		}
+		if oversized || i >= keptFiles || total > keptTotal {
 			errs = append(errs, os.Remove(filepath.Join(k.dir, info.Name())))
 		}
 	}
@@ -164,9 +181,55 @@ func (h *host) keepLog(mod *module, payload []byte) {
 		return
 	}
 	now := time.Now().UTC()
-	l := keptLog{Type: "module", UUID: mod.uuid, Name: mod.data.Name(), Runtime: h.info.UUID, Ended: &now, Exit: exit, Cut: cut, Log: text}
+	l := keptLog{Type: "module", UUID: mod.uuid, Name: excerpt([]byte(mod.data.Name())), Runtime: h.info.UUID, Ended: &now, Exit: exit, Cut: cut, Log: text}
+	if run, ok := h.blamedRun(mod, payload); ok && text == "" {
+		l, l.Exit = run, exit
+	}
 	if err := h.m.logs.put(l); err != nil {
 		h.m.refuse("log", "cannot keep the log of a module", "module", mod.uuid, "err", err)
+	}
+}
+
+// blamedRun returns the kept log of the run in which the module made its runtime die, if the exit says that it did. The
+// log was kept when the runtime died, and the module is blamed later.
+func (h *host) blamedRun(mod *module, payload []byte) (l keptLog, ok bool) {
+	if _, reason := outcome(payload); reason != reasonCrash {
+		return l, false
+	}
+	l, err := h.m.logs.get(h.info.UUID, mod.uuid)
+	_, reason := outcome(object(map[string]any{"status": l.Exit}))
+	return l, err == nil && (reason == "runtime-lost" || reason == reasonCrash)
+}
+
+// logRequest is a request for the log of a module of a host.
+type logRequest struct {
+	host *host
+	msg  mqtt.Message
+}
+
+// askLog queues a request for a log, because an answer may wait for room in the client's queue, and the client's handler
+// must not. It drops the request if there is no room.
+func (h *host) askLog(msg mqtt.Message) {
+	if len(msg.Payload) > logRequestBytes {
+		h.m.refuse("log-request", "a request for a log is too large", "runtime", h.info.Name, "bytes", len(msg.Payload))
+		return
+	}
+	select {
+	case h.m.logRequests <- logRequest{h, msg}:
+	default:
+		h.m.refuse("log-request", "too many requests for logs", "runtime", h.info.Name, "waiting", logRequests)
+	}
+}
+
+// answerLogs answers the requests for logs, one after the other.
+func (m *Manager) answerLogs() {
+	for {
+		select {
+		case r := <-m.logRequests:
+			r.host.answerLog(r.msg)
+		case <-m.ctx.Done():
+			return
+		}
 	}
 }
 
@@ -194,7 +257,8 @@ func (h *host) answerLog(msg mqtt.Message) {
 	if err != nil {
 		l = keptLog{Type: "module", UUID: want.UUID, Runtime: h.info.UUID, Error: err.Error()}
 	}
-	l.Log = tail(l.Log, want.Tail)
+	log, cut := latest(tail(l.Log, want.Tail), logAnswerBytes)
+	l.Log, l.Cut = log, l.Cut || cut
 	raw, err := json.Marshal(l)
 	if err != nil {
 		h.m.fail("log", e, e.Data, fmt.Errorf("log: %w", err))
@@ -212,7 +276,7 @@ func (h *host) logOf(uuid string, previous bool) (keptLog, error) {
 		return h.m.logs.get(h.info.UUID, uuid)
 	}
 	text, cut := mod.log.read(false)
-	return keptLog{Type: "module", UUID: uuid, Name: mod.data.Name(), Runtime: h.info.UUID, Cut: cut, Log: text}, nil
+	return keptLog{Type: "module", UUID: uuid, Name: excerpt([]byte(mod.data.Name())), Runtime: h.info.UUID, Cut: cut, Log: text}, nil
 }
 
 // tail returns the last n lines of a text; 0 means all.
@@ -228,4 +292,37 @@ func tail(text string, n int) string {
 		}
 	}
 	return text
+}
+
+// latest returns the latest lines of a text whose JSON form has at most so many bytes, and whether it left lines out. If
+// the last line alone has more, latest returns its end.
+func latest(text string, most int) (lines string, cut bool) {
+	begin := len(text)
+	for begin > 0 {
+		r, n := utf8.DecodeLastRuneInString(text[:begin])
+		if most -= max(n, jsonBytes(r)); most < 0 {
+			break
+		}
+		begin -= n
+	}
+	if begin == 0 {
+		return text, false
+	}
+	if text[begin-1] != '\n' {
+		if _, whole, ok := strings.Cut(text[begin:], "\n"); ok {
+			return whole, true
+		}
+	}
+	return text[begin:], true
+}
+
+// jsonBytes returns the size of a character in a JSON string if it is escaped there, otherwise 0.
+func jsonBytes(r rune) int {
+	switch {
+	case strings.ContainsRune("\"\\\n\r\t", r):
+		return len(`\n`)
+	case r < ' ', strings.ContainsRune("<>&\u2028\u2029", r), r == utf8.RuneError:
+		return len(`\u0000`)
+	}
+	return 0
 }

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -138,4 +139,112 @@ func TestKeptLogsAreBounded(t *testing.T) {
 	if err != nil || total > keptTotal || total < keptTotal/2 {
 		t.Errorf("the files have %d bytes, %v, want at most %d", total, err, keptTotal)
 	}
+}
+
+// TestALargeRecordKeepsTheOthers: no single module can remove the kept logs of the others.
+func TestALargeRecordKeepsTheOthers(t *testing.T) {
+	r := newRig(t, nil)
+	for _, named := range []struct{ uuid, name string }{{"small", "m"}, {"long", strings.Repeat("<", keptTotal/6)}} {
+		data, err := wire.ParseModuleData(object(moduleData(named.uuid, "name", named.name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mod := r.m.hosts[0].newModule(named.uuid, data, record{})
+		mod.log.add([]byte("line of " + named.uuid))
+		r.m.hosts[0].keepLog(mod, []byte(`{"status": {"code": 3, "reason": "exited"}}`))
+	}
+	for _, uuid := range []string{"small", "long"} {
+		if l := r.logOf(uuid); l.Log != "line of "+uuid || len(l.Name) > 1024 {
+			t.Errorf("the kept log of %s is %q with a name of %d bytes and the error %q, want its line", uuid, l.Log, len(l.Name), l.Error)
+		}
+	}
+	k := r.m.logs
+	if err := k.put(keptLog{UUID: "huge", Runtime: runtimeA, Log: strings.Repeat("x", keptFile)}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a record beyond the bound gives %v, want %v", err, errdefs.ErrResourceExhausted)
+	}
+	if err := os.WriteFile(k.path(runtimeA, "old"), make([]byte, keptTotal+1), 0o600); err != nil { // of an earlier daemon
+		t.Fatal(err)
+	}
+	if err := k.put(keptLog{UUID: "next", Runtime: runtimeA}); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := k.get(runtimeA, "small"); err != nil || l.Log == "" {
+		t.Errorf("the kept log is %+v, %v after a file that is too large", l, err)
+	}
+}
+
+// fullClient is a client whose queue has no room for answers to requests for logs until room is closed.
+type fullClient struct {
+	mqtt.Client
+	room chan struct{}
+}
+
+func (c fullClient) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
+	if strings.HasSuffix(topic, "/kept") {
+		select {
+		case <-c.room:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return c.Client.Publish(ctx, topic, qos, retain, payload)
+}
+
+// TestLogRequestsAreBounded: requests whose answers cannot be sent are dropped and counted, and stop no orders.
+func TestLogRequestsAreBounded(t *testing.T) {
+	room := make(chan struct{})
+	r := newRig(t, func(c *Config) {
+		dial := c.Dial
+		c.Dial = func(c mqtt.Config) (mqtt.Client, error) {
+			client, err := dial(c)
+			return fullClient{client, room}, err
+		}
+	})
+	const more = 5
+	for range 1 + logRequests + more {
+		r.publish(topics.LogRequest(runtimeA), false, envelope(wire.ActionLog, moduleData("m")))
+	}
+	r.publish(topics.LogRequest(runtimeA), false, envelope(wire.ActionLog, moduleData("m", "unknown", strings.Repeat("x", logRequestBytes))))
+	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
+	r.a.find(t, true, 0, wire.Create, 1)
+	// The goroutine may have taken none or one of the requests when the last one came.
+	if got := r.figures()["tripod_edge_refused_total log-request"]; got < more+1 || got > more+2 {
+		t.Errorf("%v requests are counted as refused, want %d or %d", got, more+1, more+2)
+	}
+	close(room)
+	r.find(t, topics.KeptLog(runtimeA, "m"), logRequests, nil)
+}
+
+// TestALogAnswerIsBounded: an answer has the latest lines whose JSON form is not too large.
+func TestALogAnswerIsBounded(t *testing.T) {
+	r := newRig(t, nil)
+	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
+	r.states(runtimeA, "", map[string]string{"m": "running"})
+	line := strings.Repeat("\x01", 1000)
+	for range keptBytes / (len(line) + 1) {
+		r.m.hosts[0].at(0).log.add([]byte(line))
+	}
+	l := r.logOf("m")
+	lines := strings.Split(l.Log, "\n")
+	if raw, err := json.Marshal(l); err != nil || len(raw) > logAnswerBytes+1024 || !l.Cut {
+		t.Errorf("the answer has %d bytes and cut %v, %v, want at most %d and true", len(raw), l.Cut, err, logAnswerBytes+1024)
+	}
+	if want := logAnswerBytes / (6*len(line) + 2); len(lines) != want || lines[0] != line {
+		t.Errorf("the answer has %d lines and begins with %.20q, want %d whole lines", len(lines), lines[0], want)
+	}
+	if l = r.logOf("m", "tail", 3); l.Cut || l.Log != line+"\n"+line+"\n"+line {
+		t.Errorf("the last three lines have %d bytes and cut %v", len(l.Log), l.Cut)
+	}
+}
+
+func FuzzLatest(f *testing.F) {
+	f.Add("a\nb\x00\u2028<>&\"\\\xff\ufffd\x7f\b\f", 20)
+	f.Add("one\ntwo", 3)
+	f.Fuzz(func(t *testing.T, text string, most int) {
+		got, cut := latest(text, most)
+		raw, err := json.Marshal(got)
+		if err != nil || !strings.HasSuffix(text, got) || cut != (got != text) || got != "" && len(raw)-2 > most {
+			t.Errorf("the latest %d bytes of %q are %q, %v, with %d bytes of JSON, %v", most, text, got, cut, len(raw)-2, err)
+		}
+	})
 }

@@ -34,6 +34,8 @@ type Manager struct {
 	out  *outQueue   // messages of channels to the broker
 	subs *subscriber // subscriptions of channels
 
+	logRequests chan logRequest
+
 	ready      chan struct{} // closed once the fields that the client's handlers need are set
 	answers    answers       // registrations that wait for an answer
 	registered atomic.Bool
@@ -53,6 +55,7 @@ func Open(c Config) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), logs: &keptLogs{dir: filepath.Join(c.Root, "edge", "logs")}, ready: make(chan struct{})}
+	m.logRequests = make(chan logRequest, logRequests)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.out, m.subs = newOutQueue(m), newSubscriber(m)
 	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.publish, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
@@ -77,6 +80,7 @@ func Open(c Config) (*Manager, error) {
 	m.out.start()
 	m.wg.Go(guard.Loop(m.log, "edge subscriptions", m.subs.run))
 	m.wg.Go(guard.Loop(m.log, "edge exits", m.exits.run(m)))
+	m.wg.Go(guard.Loop(m.log, "edge logs", m.answerLogs))
 	for _, h := range m.hosts {
 		h.start()
 	}
@@ -159,7 +163,7 @@ func (m *Manager) handle(msg mqtt.Message) {
 		case msg.Topic == control || msg.Topic == control+"/"+h.info.UUID:
 			h.control(msg)
 		case msg.Topic == topics.LogRequest(h.info.UUID):
-			h.answerLog(msg)
+			h.askLog(msg)
 		case msg.Topic == topics.Reg(h.info.UUID):
 			m.answers.take(m, msg.Payload)
 		case msg.Topic == topics.Desired(h.info.UUID):

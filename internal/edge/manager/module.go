@@ -9,7 +9,8 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// module is a module of a host. The host's mu guards state, record, problem, repeatable and launching.
+// module is a module of a host. The host's mu guards state, record, problem, repeatable, launching
+// and retrying.
 type module struct {
 	uuid       string
 	data       wire.ModuleData
@@ -18,6 +19,7 @@ type module struct {
 	problem    problem
 	repeatable bool          // the next create message for this uuid counts as a repetition
 	launching  bool          // the launcher is running
+	retrying   bool          // the launcher waits for the next attempt, and suspects do not wait for it
 	wake       chan struct{} // a token wakes the launcher
 	box        *outbox
 	rate       *limiter
@@ -76,12 +78,13 @@ func (h *host) allowRepeats() {
 	}
 }
 
-// remove removes a module from the tables, which frees its index.
+// remove removes a module from the tables, which frees its index. Suspects may have waited for the module.
 func (h *host) remove(mod *module) {
 	h.update(func() {
 		h.byIndex[mod.record.Index].Store(nil)
 		delete(h.byUUID, mod.uuid)
 	})
+	h.admit()
 }
 
 // at returns the module at an index, or nil.

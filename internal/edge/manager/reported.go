@@ -99,7 +99,7 @@ func (h *host) reportNow() reported {
 		}
 		one.failed(mod.problem)
 		if h.held(mod) {
-			one.Error = fmt.Sprintf("held back: the runtime %s died %d times in a row while it ran; other modules are tried first", h.info.Name, h.suspects.losses[mod.uuid])
+			one.Error = fmt.Sprintf("held back: the runtime %s died %d times in a row while it ran; the runtime is first tried without it", h.info.Name, h.suspects.losses[mod.uuid])
 		}
 		r.Modules = append(r.Modules, one)
 	}

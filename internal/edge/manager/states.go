@@ -90,7 +90,7 @@ var events = []struct {
 	{evExit, "it has ended, or cannot be created"},
 	{evDetached, "a durable runtime is lost: its modules may run"},
 	{evDied, "a runtime that is not durable is lost, and its modules with it"},
-	{evBlamed, "its runtime has died too often while it ran"},
+	{evBlamed, "its runtime has died too often while it ran, and has lived without it"},
 	{evStopped, "a runtime that is not durable has ended because it was stopped"},
 }
 
@@ -140,9 +140,9 @@ var transitions = map[state]map[event]transition{
 	lost: {evUp: {lost, launch}, evLaunch: {lost, adopt}, evMissing: {pending, reportLost}, evRuns: {running, none},
 		evDelete: {abandoned, release}, evExit: {exited, settle}},
 	creating: {evRuns: {running, none}, evRetry: {pending, none}, evDelete: {aborting, none}, evExit: {exited, settle},
-		evDetached: {pending, none}, evDied: {pending, none}, evBlamed: {exited, settle}, evStopped: {exited, settle}},
+		evDetached: {pending, none}, evDied: {pending, none}, evStopped: {exited, settle}},
 	running: {evDelete: {deleting, end}, evExit: {exited, settle}, evDetached: {lost, none}, evDied: {pending, reportLost},
-		evBlamed: {exited, settle}, evStopped: {exited, settle}},
+		evStopped: {exited, settle}},
 	cancelled: {evUp: {cancelled, launch}, evLaunch: {exited, settle}, evDelete: {cancelled, cancel}, evExit: {exited, settle},
 		evDied: {exited, settle}, evStopped: {exited, settle}},
 	abandoned: {evUp: {abandoned, launch}, evLaunch: {abandoned, adopt}, evMissing: {cancelled, none}, evRuns: {deleting, end},
