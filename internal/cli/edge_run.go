@@ -232,6 +232,9 @@ func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleDat
 	})
 }
 
+// restPatience is the time after which the REST interface counts as not answering.
+const restPatience = 5 * time.Second
+
 // awaitRuntime waits until the runtime with the given uuid or name is alive, or any runtime if wanted is empty: an
 // orchestrator that has just started refuses modules until runtimes have registered with it. If the orchestrator's REST
 // interface does not answer, awaitRuntime returns at once, because the broker is enough to create a module.
@@ -242,7 +245,9 @@ func (a *App) awaitRuntime(ctx context.Context, o *edgeOptions, wanted string) e
 	defer tick.Stop()
 	announced := ""
 	for {
-		runtimes, err := o.list(waiting, "runtimes")
+		asking, stop := context.WithTimeout(waiting, restPatience)
+		runtimes, err := o.list(asking, "runtimes")
+		stop()
 		missing := missingRuntime(runtimes, wanted)
 		if waiting.Err() == nil && (err != nil || missing == "") {
 			return nil
