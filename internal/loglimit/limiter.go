@@ -2,12 +2,22 @@ package loglimit
 
 import (
 	"maps"
+	"strings"
 	"sync"
 	"time"
 )
 
 // most bounds the kinds of events that a Limiter tells apart.
 const most = 1024
+
+// Text returns a text from outside, such as a topic, for a key: at most its first 256 bytes.
+func Text(s string) string {
+	const most = 256
+	if len(s) <= most {
+		return s
+	}
+	return strings.Clone(s[:most])
+}
 
 // Limiter allows a log line for each kind of event at most once per Every. The events of one kind have the same key. Its
 // methods may be called concurrently. A Limiter uses a bounded amount of memory: while there are too many kinds, those
@@ -17,6 +27,7 @@ type Limiter[K comparable] struct {
 
 	mu    sync.Mutex
 	lines map[K]line
+	swept time.Time // when the lines were last searched for old ones
 }
 
 // line is the state of the lines for a kind of event.
@@ -37,7 +48,10 @@ func (l *Limiter[K]) Add(key K, n int, now time.Time) int {
 		return 0
 	}
 	if !known && len(l.lines) >= most {
-		maps.DeleteFunc(l.lines, func(_ K, one line) bool { return now.Sub(one.at) >= l.Every })
+		if now.Sub(l.swept) >= l.Every {
+			l.swept = now
+			maps.DeleteFunc(l.lines, func(_ K, one line) bool { return now.Sub(one.at) >= l.Every })
+		}
 		if len(l.lines) >= most {
 			return 0
 		}

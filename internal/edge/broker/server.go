@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -385,10 +384,7 @@ func (s *server) drop(of *session, topic string) {
 
 // lose counts a dropped message, and logs it if the limit of the lines allows.
 func (s *server) lose(l loss) {
-	const most = 256 // bytes of a topic; the limiter keeps it
-	if len(l.topic) > most {
-		l.topic = strings.Clone(l.topic[:most])
-	}
+	l.topic = loglimit.Text(l.topic)
 	s.dropped.Add(1)
 	if n := s.losses.Add(l, 1, time.Now()); n > 0 {
 		s.log.Warn("broker: "+l.why, "client", l.client, "topic", l.topic, "messages", n)

@@ -59,14 +59,15 @@ func (q *outQueue) stop() {
 
 // discard counts and logs messages that leave the queue because the manager is being closed.
 func (q *outQueue) discard(all []outgoing) {
-	all = slices.DeleteFunc(all, func(o outgoing) bool { return o.flushed != nil })
-	for l, n := range countBy(all, func(o outgoing) loss { return o.loss("closed") }) {
-		q.m.drop(l, n, nil)
-	}
 	for _, o := range all {
 		if o.done != nil {
 			o.done(context.Canceled)
 		}
+	}
+	// Messages that are to be settled are kept elsewhere.
+	all = slices.DeleteFunc(all, func(o outgoing) bool { return o.flushed != nil || o.settled != nil })
+	for l, n := range countBy(all, func(o outgoing) loss { return o.loss("closed") }) {
+		q.m.drop(l, n, nil)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/twin"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/loglimit"
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
@@ -229,6 +230,7 @@ func (m *Manager) refuse(reason, what string, args ...any) {
 // known besides the reason.
 func (m *Manager) drop(l loss, n int, err error) {
 	m.counts.dropped.WithLabelValues(l.reason).Add(float64(n))
+	l.topic = loglimit.Text(l.topic)
 	if n = m.counts.losses.Add(l, n, time.Now()); n == 0 {
 		return
 	}

@@ -1,6 +1,10 @@
 package mqtt
 
-import "time"
+import (
+	"time"
+
+	"github.com/tripod-run/tripod/internal/loglimit"
+)
 
 // lossInterval is the minimum time between two log lines for the same loss, so that messages cannot fill the disk.
 const lossInterval = 10 * time.Second
@@ -19,6 +23,7 @@ const (
 
 // reportLoss logs dropped messages, if the limit of the lines allows.
 func (c *client) reportLoss(l loss, messages int) {
+	l.topic = loglimit.Text(l.topic)
 	if messages = c.losses.Add(l, messages, time.Now()); messages > 0 {
 		c.cfg.Log.Warn("mqtt: messages dropped", "client", c.cfg.ClientID, "topic", l.topic, "messages", messages, "reason", l.reason)
 	}

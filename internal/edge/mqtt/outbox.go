@@ -336,19 +336,21 @@ func (o *outbox) flush(ctx context.Context) {
 	}
 }
 
-// close makes add fail, and counts the remaining messages as dropped.
+// close makes add fail, and counts the remaining messages as dropped, except those that somebody else keeps (item.settled).
 func (o *outbox) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed = true
 	left := map[string]int{}
 	for _, it := range append(slices.Collect(maps.Values(o.flight)), o.pending...) {
-		left[it.topic]++
+		if it.settled == nil {
+			left[it.topic]++
+			o.dropped++
+		}
 	}
 	for topic, n := range left {
 		o.report(loss{topic, closing}, n)
 	}
-	o.dropped += uint64(len(o.pending) + len(o.flight))
 	o.pending, o.flight, o.used = nil, map[uint16]*item{}, 0
 	o.broadcast()
 }
