@@ -350,7 +350,7 @@ func sessionLine(m harness.Message) string {
 	if strings.HasPrefix(strings.ToLower(m.Payload), "probe ") {
 		return ""
 	}
-	for _, timed := range []string{"/keepalive/", "/reported/", "/reg/", "/profile/"} {
+	for _, timed := range []string{"/keepalive/", "/reported/", "/reg/", "/profile/", "/g/public/"} {
 		if strings.Contains(m.Topic, timed) {
 			return ""
 		}
