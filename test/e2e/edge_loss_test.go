@@ -125,7 +125,7 @@ func loseNothing(t *testing.T, inDaemon bool, messages int) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d of %d messages are missing after %d kills", missing, messages, kills)
 		}
-		time.Sleep(time.Duration(50+rand.IntN(500)) * time.Millisecond)
+		time.Sleep(time.Duration(50+rand.IntN(500)) * time.Millisecond) // pacing: the moment of the kill is random
 		kills++
 		if rand.IntN(2) == 0 {
 			d.Kill()

@@ -78,7 +78,10 @@ func (h *host) openChannel(mod *module, payload []byte) {
 		o.Topic = h.m.config.Topics.Expand(o.Topic, mod.uuid)
 		key := h.key(mod, o.FD)
 		group := h.rt.Group(mod.record.Index)
-		deliver := func(payload []byte) { mod.box.put(o.FD, o.Topic, h.toStdin(mod, o.Topic, payload)) }
+		deliver := func(payload []byte) { mod.box.put(o.FD, o.Topic, payload) }
+		if h.isStdin(mod, o.Topic) {
+			deliver = func(payload []byte) { mod.box.put(o.FD, o.Topic, line(payload)) }
+		}
 		h.logStream(mod, o.FD, o.Topic)
 		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
 			h.m.refuse("channel", "modules must not write to the topics that control nodes", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)

@@ -222,10 +222,15 @@ func (h *host) logStream(mod *module, fd int, topic string) {
 	mod.logs[fd] = true
 }
 
-// toStdin returns a message for a module's channel. On the topic of the standard input, a message is a line.
-func (h *host) toStdin(mod *module, topic string, payload []byte) []byte {
+// isStdin reports whether the topic is that of the module's standard input.
+func (h *host) isStdin(mod *module, topic string) bool {
 	scene := mod.data.Scene()
-	if scene == "" || topic != h.m.config.Topics.SceneStream(scene, mod.uuid, wire.Stdin) || len(payload) == 0 || payload[len(payload)-1] == '\n' {
+	return scene != "" && topic == h.m.config.Topics.SceneStream(scene, mod.uuid, wire.Stdin)
+}
+
+// line returns a message to the standard input as a line.
+func line(payload []byte) []byte {
+	if len(payload) == 0 || payload[len(payload)-1] == '\n' {
 		return payload
 	}
 	return append(append(make([]byte, 0, len(payload)+1), payload...), '\n')

@@ -55,7 +55,11 @@ func (t Topics) SceneStream(scene, module, stream string) string {
 
 // ParseScene splits a topic of scene-scoped peers. It reports false for other topics, and for those of streams.
 func (t Topics) ParseScene(topic string) (SceneTopic, bool) {
-	l := Cut(topic, t.Realm)
+	rest, ok := strings.CutPrefix(topic, t.Realm)
+	if !ok || !strings.HasPrefix(rest, "/g/") && !strings.HasPrefix(rest, "/s/") {
+		return SceneTopic{}, false // most messages
+	}
+	l := strings.Split(rest[1:], "/")
 	switch {
 	case len(l) == 4 && l[0] == "g" && l[2] == "p":
 		return SceneTopic{Namespace: l[1], UUID: l[3]}, true
@@ -70,6 +74,9 @@ func (t Topics) ParseScene(topic string) (SceneTopic, bool) {
 // Scene returns the module's scene as "namespace/scene", or "" if it has none.
 func (d ModuleData) Scene() string {
 	scene := d.Text("scene")
+	if scene == "" {
+		return ""
+	}
 	namespace, name, _ := strings.Cut(scene, "/")
 	if ValidName("scene", namespace) != nil || ValidName("scene", name) != nil {
 		return ""
