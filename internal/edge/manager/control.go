@@ -74,7 +74,7 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 func (h *host) createFor(e wire.Envelope, data wire.ModuleData) (reason string, err error) {
 	reason, err = reasonFor(h.create(e.ObjectID, fromControl, data))
 	if err != nil && reason != "duplicate" && wire.ValidName("uuid", data.UUID()) == nil {
-		payload := status(codeNotCreated, "exited", err.Error())
+		payload := status(wire.CodeNotCreated, "exited", err.Error())
 		h.m.publish(h.m.ctx, h.m.config.Topics.ControlOf(h.info.UUID), 2, false, h.m.request(wire.ActionExited, h.exitedData(data.UUID(), payload)).Bytes())
 	}
 	return reason, err

@@ -134,7 +134,7 @@ func (h *host) launch(run context.Context, mod *module) {
 			h.update(func() { mod.problem = problem{err: err, retryAt: time.Now().Add(wait)} })
 			h.awaitRetry(run, mod, wait)
 		case settle:
-			h.settle(mod, status(codeKilled, "killed", "deleted before it ran"))
+			h.settle(mod, status(wire.CodeKilled, "killed", "deleted before it ran"))
 			return
 		default:
 			return
@@ -198,7 +198,7 @@ func (h *host) createOnce(run context.Context, mod *module) error {
 		} else {
 			h.m.fail("create", wire.Envelope{ObjectID: mod.record.ObjectID}, mod.data.Bytes(), failed)
 		}
-		h.finish(mod, status(codeNotCreated, "exited", err.Error()))
+		h.finish(mod, status(wire.CodeNotCreated, "exited", err.Error()))
 	}
 	return nil
 }
@@ -271,7 +271,7 @@ func (h *host) deleteLocked(mod *module) error {
 	})
 	poke(mod.wake)
 	if now {
-		h.finish(mod, status(codeKilled, "killed", "deleted before it ran"))
+		h.finish(mod, status(wire.CodeKilled, "killed", "deleted before it ran"))
 	}
 	if run != nil {
 		h.m.wg.Go(func() {
@@ -289,7 +289,7 @@ func (h *host) end(run context.Context, mod *module) {
 		return
 	}
 	if errdefs.IsNotFound(err) {
-		h.finish(mod, status(codeKilled, "killed", "the runtime did not have the module"))
+		h.finish(mod, status(wire.CodeKilled, "killed", "the runtime did not have the module"))
 		return
 	}
 	h.m.fail("delete", wire.Envelope{}, object(map[string]any{"type": "module", "uuid": mod.uuid}), fmt.Errorf("delete module %s: %w", mod.uuid, err))

@@ -191,7 +191,7 @@ func (h *host) lose() {
 	for _, mod := range h.all() {
 		switch h.apply(mod, e) {
 		case settle:
-			h.settle(mod, status(codeKilled, "killed", "its runtime has ended"))
+			h.settle(mod, status(wire.CodeKilled, "killed", "its runtime has ended"))
 		case reportLost:
 			h.reportLost(mod)
 		}
@@ -205,7 +205,7 @@ func (h *host) lose() {
 
 // reportLost reports that a module has ended with its runtime. The module stays in the record and is created again.
 func (h *host) reportLost(mod *module) {
-	payload := status(codeKilled, "runtime-lost", "the runtime "+h.info.Name+" was lost")
+	payload := status(wire.CodeKilled, "runtime-lost", "the runtime "+h.info.Name+" was lost")
 	mod.box.clear()
 	h.keepLog(mod, payload)
 	h.m.router.CloseModule(h.info.UUID, mod.record.Index)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -38,9 +39,6 @@ const (
 	logRequestBytes = 4 << 10   // of a request, which its answer repeats in part
 	logAnswerBytes  = 128 << 10 // of the log in an answer, in its JSON form
 )
-
-// keptTemporary is the name of a file that is not complete. Only the holder of keptLogs.mu writes it.
-const keptTemporary = "new"
 
 // keptLogs keeps the log of the last ended run of each module, in a file for each.
 type keptLogs struct {
@@ -80,11 +78,7 @@ func (k *keptLogs) put(l keptLog) error {
 	if err := os.MkdirAll(k.dir, 0o700); err != nil {
 		return err
 	}
-	temporary := filepath.Join(k.dir, keptTemporary)
-	if err := os.WriteFile(temporary, raw, 0o600); err != nil {
-		return err
-	}
-	if err := os.Rename(temporary, k.path(l.Runtime, l.UUID)); err != nil {
+	if err := atomicfile.Replace(k.path(l.Runtime, l.UUID), raw, 0o600); err != nil {
 		return err
 	}
 	return k.prune()

@@ -121,9 +121,3 @@ func status(code int, reason, message string) []byte {
 
 // reasonCrash is the reason of the exit of a module that has made its runtime die again and again.
 const reasonCrash = "runtime-crash"
-
-// Exit codes that the manager itself reports.
-const (
-	codeNotCreated = 125 // as container engines report for a container that could not start
-	codeKilled     = 137
-)

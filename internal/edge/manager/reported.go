@@ -161,7 +161,7 @@ func (one *reportedModule) exited(exit json.RawMessage) {
 // notCreated returns the message of an exit that says why the module could not be created, otherwise "".
 func notCreated(exit json.RawMessage) string {
 	var s exitStatus
-	if json.Unmarshal(exit, &s) != nil || s.Code != codeNotCreated {
+	if json.Unmarshal(exit, &s) != nil || s.Code != wire.CodeNotCreated {
 		return ""
 	}
 	return s.Message

@@ -161,7 +161,7 @@ func (t *transition) sceneReport(topic wire.SceneTopic, e wire.Envelope, d wire.
 			return errIgnored // the order was repeated, and the module runs
 		}
 		d = wire.ModuleData{}
-		d.Set("status", map[string]any{"code": codeNotCreated, "reason": reasonExited, "message": refusal(answer.Details)})
+		d.Set("status", map[string]any{"code": wire.CodeNotCreated, "reason": reasonExited, "message": refusal(answer.Details)})
 	default:
 		return errIgnored
 	}
@@ -170,12 +170,6 @@ func (t *transition) sceneReport(topic wire.SceneTopic, e wire.Envelope, d wire.
 	end.Set("uuid", m.UUID)
 	return t.exited(r.UUID, end.Bytes())
 }
-
-// Exit codes of modules whose runtime reports none.
-const (
-	codeNotCreated = 125 // the runtime could not create it
-	codeKilled     = 137
-)
 
 // refusal returns the reason in the answer of a scene-scoped runtime: its "desc", or the whole details.
 func refusal(details json.RawMessage) string {
@@ -311,7 +305,7 @@ func (t *transition) missing(r *Record, d wire.ModuleData) error {
 		end := wire.ModuleData{}
 		end.Set("type", Module)
 		end.Set("uuid", m.UUID)
-		end.Set("status", map[string]any{"code": codeKilled, "reason": "killed", "message": "its runtime no longer names it"})
+		end.Set("status", map[string]any{"code": wire.CodeKilled, "reason": "killed", "message": "its runtime no longer names it"})
 		if err := t.exited(r.UUID, end.Bytes()); err != nil {
 			return err
 		}

@@ -16,6 +16,12 @@ const (
 	Profile    = 6 // bytes
 )
 
+// Exit codes of modules that their runtime does not report.
+const (
+	CodeNotCreated = 125 // as container engines report for a container that could not start
+	CodeKilled     = 137
+)
+
 // ParseLog splits the payload of a log message into level and text. Later peers put a byte before the text: 0x80 plus
 // the level. No UTF-8 text begins with such a byte. Without that byte, the first result is -1.
 func ParseLog(payload []byte) (level int, text []byte) {
