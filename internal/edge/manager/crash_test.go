@@ -178,6 +178,9 @@ func (w *world) dial(c mqtt.Config) (mqtt.Client, error) {
 type recording struct {
 	mqtt.Client
 	w *world
+
+	mu       sync.Mutex
+	bringing sync.WaitGroup
 }
 
 func (r *recording) PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func(bool)) error {
@@ -186,16 +189,27 @@ func (r *recording) PublishThen(ctx context.Context, topic string, qos byte, ret
 		return r.Client.PublishThen(ctx, topic, qos, retain, payload, settled)
 	}
 	data, _ := wire.ParseModuleData(e.Data)
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if err := r.Client.PublishThen(ctx, topic, qos, retain, payload, nil); err != nil {
 		return err
 	}
-	go func() {
+	r.bringing.Go(func() {
 		r.w.note("told", data.UUID()+" "+string(data["status"]))
 		if settled != nil {
 			settled(true)
 		}
-	}()
+	})
 	return nil
+}
+
+// Close waits for the goroutines, which write below a directory of the test.
+func (r *recording) Close(ctx context.Context) error {
+	err := r.Client.Close(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.bringing.Wait()
+	return err
 }
 
 // note appends a line to a file of the world.

@@ -198,6 +198,9 @@ func (c *busClient) PublishThen(ctx context.Context, topic string, qos byte, ret
 func (c *busClient) Subscribe(_ context.Context, filter string, qos byte, _ mqtt.SubscribeOptions) error {
 	c.bus.mu.Lock()
 	defer c.bus.mu.Unlock()
+	if c.closed {
+		return fmt.Errorf("closed: %w", errdefs.ErrFailedPrecondition)
+	}
 	c.filters[filter] = qos
 	for _, m := range c.bus.retained {
 		if channel.Covers(filter, m.Topic) && len(m.Payload) > 0 {
