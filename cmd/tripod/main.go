@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -14,7 +15,13 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
+// profiledBytes is the runtime's rate of samples for heap profiles, for [debug]. Without them, the program is 1 MiB smaller.
+var profiledBytes = runtime.MemProfileRate
+
+func main() {
+	runtime.MemProfileRate = 0
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
 
 // run runs the program with the given arguments and streams, and returns the exit code.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {

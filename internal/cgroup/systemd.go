@@ -315,7 +315,7 @@ func (g Tree) ownSlices(ctx context.Context, prefix string) (map[string]string, 
 	}
 	own := map[string]string{}
 	for _, unit := range loaded {
-		if id := strings.TrimSuffix(strings.TrimPrefix(unit.Name, before), ".slice"); ID.MatchString(id) {
+		if id := strings.TrimSuffix(strings.TrimPrefix(unit.Name, before), ".slice"); ID().MatchString(id) {
 			own[id] = ExpandSlice(unit.Name)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/process"
 )
 
@@ -35,7 +35,7 @@ const (
 const Mark = "tripod-"
 
 // ID matches the part after Mark in the names of pods' and containers' cgroups.
-var ID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var ID = lazyregexp.New(`^[0-9a-f]{64}$`)
 
 // Tree describes the host's cgroup hierarchies. Paths of cgroups are relative to the roots of the hierarchies.
 type Tree struct {

@@ -44,7 +44,7 @@ func (c *Config) validateDelegates(v *validator) {
 	names, owners := map[string]bool{}, map[string]string{}
 	for i, d := range c.Delegates {
 		key := fmt.Sprintf("delegate[%d]", i)
-		v.check(handlerName.MatchString(d.Name), key+".name", "%q is not a DNS label", d.Name)
+		v.check(handlerName().MatchString(d.Name), key+".name", "%q is not a DNS label", d.Name)
 		v.check(!names[d.Name], key+".name", "%q is the name of two delegates", d.Name)
 		names[d.Name] = true
 		v.socket(key+".endpoint", d.Endpoint)
@@ -73,6 +73,6 @@ func (c *Config) validateDelegated(v *validator, key, handler, other string) {
 	case slices.Contains(handlers, handler):
 		v.check(false, key, "%q is a handler of this node", handler)
 	case handler != "":
-		v.check(handlerName.MatchString(handler), key, "%q is not a DNS label, as the handler of a RuntimeClass must be", handler)
+		v.check(handlerName().MatchString(handler), key, "%q is not a DNS label, as the handler of a RuntimeClass must be", handler)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/distribution/reference"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/origin"
 )
 
@@ -236,14 +236,14 @@ func (c *Config) validateVM(v *validator) {
 var handlers = []string{"linux", "wasm", "vm", "fake", "fake-unit"}
 
 // handlerName matches a RuntimeClass handler: a DNS label.
-var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+var handlerName = lazyregexp.New(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 func (c *Config) validateAliases(v *validator) {
 	for _, alias := range slices.Sorted(maps.Keys(c.Node.HandlerAliases)) {
 		key, handler := "node.handler_aliases."+alias, c.Node.HandlerAliases[alias]
 		_, chained := c.Node.HandlerAliases[handler]
 		switch {
-		case !handlerName.MatchString(alias):
+		case !handlerName().MatchString(alias):
 			v.check(false, key, "%q is not a DNS label, as the handler of a RuntimeClass must be", alias)
 		case slices.Contains(handlers, alias):
 			v.check(false, key, "%q is already the name of a handler", alias)

@@ -9,7 +9,6 @@ import (
 	"mime"
 	"net/http"
 	"path"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +17,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // registryTransport evens out what registries answer to requests for manifests, before containerd reads the answer.
@@ -242,7 +243,7 @@ func documentType(document []byte) string {
 }
 
 // beginsChallenge matches what follows a comma in a WWW-Authenticate header if it is another challenge, and not a parameter.
-var beginsChallenge = regexp.MustCompile(`^\s*[!#$%&'*+.^_|~0-9A-Za-z-]+(\s+[^\s=]|\s*(,|$))`)
+var beginsChallenge = lazyregexp.New(`^\s*[!#$%&'*+.^_|~0-9A-Za-z-]+(\s+[^\s=]|\s*(,|$))`)
 
 // challenges separates the challenges in WWW-Authenticate headers (RFC 9110, 11.6.1).
 func challenges(headers []string) (all []string) {
@@ -254,7 +255,7 @@ func challenges(headers []string) (all []string) {
 				i++
 			case c == '"':
 				quoted = !quoted
-			case c == ',' && !quoted && beginsChallenge.MatchString(header[i+1:]):
+			case c == ',' && !quoted && beginsChallenge().MatchString(header[i+1:]):
 				all = append(all, strings.TrimSpace(header[begin:i]))
 				begin = i + 1
 			}
@@ -265,10 +266,10 @@ func challenges(headers []string) (all []string) {
 }
 
 // query matches the query of a URL in a text.
-var query = regexp.MustCompile(`(https?://[^\s"'?]+)\?[^\s"']*`)
+var query = lazyregexp.New(`(https?://[^\s"'?]+)\?[^\s"']*`)
 
 // withoutQueries removes the queries of URLs from a text, because they can hold signatures that let anybody read an image.
-func withoutQueries(text string) string { return query.ReplaceAllString(text, "$1?…") }
+func withoutQueries(text string) string { return query().ReplaceAllString(text, "$1?…") }
 
 // redacted is an error whose text has no queries of URLs.
 type redacted struct{ error }

@@ -8,13 +8,13 @@ import (
 	"net/netip"
 	"os/exec"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/network/iptables"
 )
 
@@ -86,11 +86,11 @@ func (m *Manager) podSubnets(c *chain) []netip.Prefix {
 	return subnets
 }
 
-var subnetFields = regexp.MustCompile(`"subnet"\s*:\s*"([^"]*)"`)
+var subnetFields = lazyregexp.New(`"subnet"\s*:\s*"([^"]*)"`)
 
 // subnetsIn returns the subnets that a CNI configuration names.
 func subnetsIn(conf []byte) (subnets []netip.Prefix) {
-	for _, match := range subnetFields.FindAllSubmatch(conf, -1) {
+	for _, match := range subnetFields().FindAllSubmatch(conf, -1) {
 		if subnet, err := parseSubnet(string(match[1])); err == nil && subnet.IsValid() {
 			subnets = append(subnets, subnet)
 		}
@@ -180,9 +180,9 @@ func forwardChains(ctx context.Context) (chains []forwardChain) {
 	return chains
 }
 
-var finalRefusal = regexp.MustCompile(`^(counter packets \d+ bytes \d+ )?(log .*)?(reject|drop)\b`)
+var finalRefusal = lazyregexp.New(`^(counter packets \d+ bytes \d+ )?(log .*)?(reject|drop)\b`)
 
-var prefixes = regexp.MustCompile(`[0-9a-f:.]+/[0-9]+`)
+var prefixes = lazyregexp.New(`[0-9a-f:.]+/[0-9]+`)
 
 // blocks returns an error if the chain drops what it does not know, and its table does not name the subnet or the
 // bridge of the pods.
@@ -195,11 +195,11 @@ func (f forwardChain) blocks(ctx context.Context, subnet netip.Prefix, bridge st
 	_, body, _ := strings.Cut(text, "\tchain "+f.name+" {\n")
 	body, _, _ = strings.Cut(body, "\n\t}")
 	last := strings.TrimSpace(body[strings.LastIndex(body, "\n")+1:])
-	named := strings.Contains(text, strconv.Quote(bridge)) || slices.ContainsFunc(prefixes.FindAllString(text, -1), func(word string) bool {
+	named := strings.Contains(text, strconv.Quote(bridge)) || slices.ContainsFunc(prefixes().FindAllString(text, -1), func(word string) bool {
 		p, err := netip.ParsePrefix(word)
 		return err == nil && p.Bits() > 0 && p.Bits() <= subnet.Bits() && p.Contains(subnet.Addr())
 	})
-	if named || f.policy != "drop" && !finalRefusal.MatchString(last) {
+	if named || f.policy != "drop" && !finalRefusal().MatchString(last) {
 		return nil
 	}
 	remedy := fmt.Sprintf("nft insert rule %[1]s %[2]s %[3]s %[4]s saddr %[5]s accept, and the same with daddr",

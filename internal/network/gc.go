@@ -66,7 +66,7 @@ func (m *Manager) allKeys() ([]string, error) {
 // madeHere reports whether createNetns made the entry. Such an entry is a mounted namespace or, if a crash prevented
 // the mount, an empty file.
 func (m *Manager) madeHere(e os.DirEntry) bool {
-	if !containerIDs.MatchString(e.Name()) {
+	if !containerIDs().MatchString(e.Name()) {
 		return false
 	}
 	if isNetns(m.netnsPath(e.Name())) {

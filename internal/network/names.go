@@ -3,8 +3,9 @@ package network
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"regexp"
 	"strings"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // hashedPrefix marks keys that are hashes. IDs with this prefix are hashed too, so that no two IDs share a key.
@@ -15,12 +16,12 @@ const hashedPrefix = "id-sha256."
 const maxPlainKey = 100
 
 // containerIDs matches the container IDs that CNI allows (SPEC.md 1.1.0, "Parameters"). "." and ".." do not match.
-var containerIDs = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`)
+var containerIDs = lazyregexp.New(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`)
 
 // keyOf maps a pod ID to its key, which is the name of the netns file and the CNI container ID. The key is the pod ID
 // itself if CNI allows that. IDs such as "example.com:foo.Bar@1.2.3#0" are hashed.
 func keyOf(id string) string {
-	if len(id) <= maxPlainKey && containerIDs.MatchString(id) && !strings.HasPrefix(id, hashedPrefix) {
+	if len(id) <= maxPlainKey && containerIDs().MatchString(id) && !strings.HasPrefix(id, hashedPrefix) {
 		return id
 	}
 	sum := sha256.Sum256([]byte(id))

@@ -5,12 +5,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"github.com/Masterminds/semver/v3"
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // Component is the name of a component, for example example.com:foo.Bar@1.2.3 (seed 1, "Resource Hierarchy"). A name
@@ -25,9 +26,9 @@ type Component struct {
 }
 
 var (
-	domainPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
-	serverPattern = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`)
-	podIDPattern  = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	domainPattern = lazyregexp.New(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
+	serverPattern = lazyregexp.New(`^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`)
+	podIDPattern  = lazyregexp.New(`^[0-9a-f]{64}$`)
 )
 
 const (
@@ -41,10 +42,10 @@ func (c Component) String() string { return c.Domain + ":" + c.Server + "@" + c.
 
 // validate rejects every spelling except the canonical one.
 func (c Component) validate() error {
-	if len(c.Domain) > maxDomain || !domainPattern.MatchString(c.Domain) {
+	if len(c.Domain) > maxDomain || !domainPattern().MatchString(c.Domain) {
 		return fmt.Errorf("component domain %q is neither a lower-case DNS name nor 32 hex digits: %w", c.Domain, errdefs.ErrInvalidArgument)
 	}
-	if len(c.Server) > maxServer || !serverPattern.MatchString(c.Server) {
+	if len(c.Server) > maxServer || !serverPattern().MatchString(c.Server) {
 		return fmt.Errorf("component server %q is neither a dotted identifier nor a DNS label of up to %d characters: %w", c.Server, maxServer, errdefs.ErrInvalidArgument)
 	}
 	if _, err := semver.StrictNewVersion(c.Version); err != nil || len(c.Version) > maxVersion {
@@ -77,7 +78,7 @@ func (c Component) Instance(n uint64) string { return c.String() + "#" + strconv
 // must differ from the pod's ID, because a kubelet keeps containers and sandboxes in one map.
 func (p *Pod) attemptID(n uint64) string {
 	id := p.ID + "." + strconv.FormatUint(n, 16)
-	if !podIDPattern.MatchString(p.ID) {
+	if !podIDPattern().MatchString(p.ID) {
 		return id
 	}
 	sum := sha256.Sum256([]byte(id))

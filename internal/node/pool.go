@@ -203,7 +203,7 @@ func lookup(p *pool, in map[string]*livePod, what, id string) (*livePod, error) 
 	}
 	var found *livePod
 	for full, pod := range in {
-		if !strings.HasPrefix(full, id) || !podIDPattern.MatchString(full) {
+		if !strings.HasPrefix(full, id) || !podIDPattern().MatchString(full) {
 			continue
 		}
 		if found != nil {

@@ -2,7 +2,6 @@ package play
 
 import (
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -10,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // environment is the variables of a container, in the order in which they were first set.
@@ -34,7 +35,7 @@ func (e *environment) list() (envs []*runtimeapi.KeyValue) {
 
 // expand replaces $(NAME) by the variable's value. $$ is a dollar sign, and unknown names stay as they are.
 func (e *environment) expand(text string) string {
-	return references.ReplaceAllStringFunc(text, func(match string) string {
+	return references().ReplaceAllStringFunc(text, func(match string) string {
 		if match == "$$" {
 			return "$"
 		}
@@ -45,7 +46,7 @@ func (e *environment) expand(text string) string {
 	})
 }
 
-var references = regexp.MustCompile(`\$\$|\$\([^)]*\)`)
+var references = lazyregexp.New(`\$\$|\$\([^)]*\)`)
 
 func (e *environment) expandAll(words []string) (expanded []string) {
 	for _, w := range words {
@@ -145,11 +146,11 @@ func (t *translator) value(at *field.Path, all map[objectKey]data, name, key str
 }
 
 // keyed matches a path to one label or annotation.
-var keyed = regexp.MustCompile(`^metadata\.(labels|annotations)\['(.+)'\]$`)
+var keyed = lazyregexp.New(`^metadata\.(labels|annotations)\['(.+)'\]$`)
 
 // podField returns the value of a field of the pod.
 func (t *translator) podField(at *field.Path, name string, ips []string) (string, *field.Error) {
-	if m := keyed.FindStringSubmatch(name); m != nil {
+	if m := keyed().FindStringSubmatch(name); m != nil {
 		if m[1] == "labels" {
 			return t.pod.Labels[m[2]], nil
 		}

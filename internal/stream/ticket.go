@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"regexp"
 	"sync"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -38,7 +38,7 @@ type ticketFile struct {
 // be used only once.
 type ticketDir string
 
-var tokenPattern = regexp.MustCompile(`^[A-Z2-7]{26}$`)
+var tokenPattern = lazyregexp.New(`^[A-Z2-7]{26}$`)
 
 func (d ticketDir) path(token string) string { return filepath.Join(string(d), token) }
 
@@ -67,7 +67,7 @@ func (d ticketDir) read(token string) (t ticketFile, err error) {
 // or of another kind.
 func (d ticketDir) redeem(kind, token string) (proto.Message, sandbox.Session, bool) {
 	var none sandbox.Session
-	if !tokenPattern.MatchString(token) {
+	if !tokenPattern().MatchString(token) {
 		return nil, none, false
 	}
 	t, err := d.read(token)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -22,6 +21,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cli/toolchain"
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // plugins are protoc's generators of Go code, as tools of the module in plugins.mod, which pins them. Generated code needs
@@ -86,13 +86,13 @@ func newGoCode(module string, set *descriptorpb.FileDescriptorSet) (*goCode, err
 	return c, nil
 }
 
-var version = regexp.MustCompile(`^v[0-9]+`)
+var version = lazyregexp.New(`^v[0-9]+`)
 
 // packageName returns the name of the Go package for a protobuf package: greetv1 for shop.greet.v1.
 func packageName(protoPackage string) string {
 	words := strings.Split(protoPackage, ".")
 	name := words[len(words)-1]
-	if len(words) > 1 && version.MatchString(name) {
+	if len(words) > 1 && version().MatchString(name) {
 		name = words[len(words)-2] + name
 	}
 	name = strings.ToLower(strings.ReplaceAll(name, "_", ""))

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"text/template"
 
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/pluginpb"
 
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // SDKModule is the Go module that servers in Go use.
@@ -47,7 +47,7 @@ type Options struct {
 var templates embed.FS
 
 // componentName matches names that fit into module paths, image references and labels.
-var componentName = regexp.MustCompile(`^[a-z0-9]+([-.][a-z0-9]+)*$`)
+var componentName = lazyregexp.New(`^[a-z0-9]+([-.][a-z0-9]+)*$`)
 
 // project writes components in one language.
 type project interface {
@@ -186,7 +186,7 @@ func checkOptions(o *Options) (name string, err error) {
 		return "", err
 	}
 	name = filepath.Base(o.Dir)
-	if !componentName.MatchString(name) {
+	if !componentName().MatchString(name) {
 		return "", fmt.Errorf("the name %q is not of lower-case letters, digits, and single - or . between them: %w", name, errdefs.ErrInvalidArgument)
 	}
 	if _, err := os.Lstat(o.Dir); err == nil {

@@ -9,13 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"regexp"
 	"strings"
 	"time"
 	"unsafe"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest returns, or
@@ -332,14 +332,14 @@ func (i *Instance) Backtrace() (functions []string) {
 	if i.c == nil || i.busy || !bool(i.c.interrupt.hit) || i.c.why != C.TW_KILLED || i.c.message == nil {
 		return nil
 	}
-	for _, frame := range frames.FindAllStringSubmatch(C.GoString(i.c.message), -1) {
+	for _, frame := range frames().FindAllStringSubmatch(C.GoString(i.c.message), -1) {
 		functions = append(functions, frame[1])
 	}
 	return functions
 }
 
 // frames matches a line of wasmtime's backtrace: number, offset, module and function.
-var frames = regexp.MustCompile(`(?m)^ +[0-9]+: +0x[0-9a-f]+ - (?:[^!\n]*!)?(.+)$`)
+var frames = lazyregexp.New(`(?m)^ +[0-9]+: +0x[0-9a-f]+ - (?:[^!\n]*!)?(.+)$`)
 
 // Alive reports whether the instance can be called again.
 func (i *Instance) Alive() bool {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // Config is what wasi:config gives to the guest: environment variables, and the files of volumes. If several of them
@@ -40,10 +40,10 @@ const (
 const dataLink = "..data"
 
 // configKey matches the keys of ConfigMaps and Secrets; names that begin with two dots belong to the kubelet.
-var configKey = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
+var configKey = lazyregexp.New(`^[-._a-zA-Z0-9]{1,253}$`)
 
 func isConfigKey(name string) bool {
-	return configKey.MatchString(name) && name != "." && !strings.HasPrefix(name, "..")
+	return configKey().MatchString(name) && name != "." && !strings.HasPrefix(name, "..")
 }
 
 // The errors of wasi:config that name their cause for the guest.

@@ -2,11 +2,11 @@ package wasi
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // Interface is a WIT interface read by ParseWIT.
@@ -55,13 +55,13 @@ func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 // token matches one token. A name can include a package and a version, so a colon that is not part of the name must
 // have a space before it. The pre-release identifiers of a version can be numbers after the first one, so that a final
 // dot is not part of the version.
-var token = regexp.MustCompile(`%?[A-Za-z_][A-Za-z0-9-]*(:[a-z-]+(/[a-z-]+)?(@[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9]+(\.[0-9]+)*)?)?)?|->|[{}()<>,;:=.]`)
+var token = lazyregexp.New(`%?[A-Za-z_][A-Za-z0-9-]*(:[a-z-]+(/[a-z-]+)?(@[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9]+(\.[0-9]+)*)?)?)?|->|[{}()<>,;:=.]`)
 
 func tokens(text string) []string {
 	var all []string
 	for line := range strings.Lines(text) {
 		code, _, _ := strings.Cut(line, "//")
-		all = append(all, token.FindAllString(code, -1)...)
+		all = append(all, token().FindAllString(code, -1)...)
 	}
 	return all
 }

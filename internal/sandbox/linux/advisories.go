@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/Masterminds/semver/v3"
 
 	"github.com/tripod-run/tripod/internal/health"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // advisory is a published vulnerability of an OCI runtime.
@@ -90,11 +90,11 @@ func (a advisory) has(v *semver.Version) bool {
 }
 
 // versionLine matches the first line of `crun --version` and `runc --version`: "runc version 1.1.5+ds1".
-var versionLine = regexp.MustCompile(`^(crun|runc) version (\S+)`)
+var versionLine = lazyregexp.New(`^(crun|runc) version (\S+)`)
 
 // parseVersion parses the first line of --version. The last result is false for an unknown runtime or version.
 func parseVersion(line string) (name string, v *semver.Version, ok bool) {
-	m := versionLine.FindStringSubmatch(line)
+	m := versionLine().FindStringSubmatch(line)
 	if m == nil {
 		return "", nil, false
 	}
@@ -184,7 +184,7 @@ func packageOf(ctx context.Context, program string) *debianPackage {
 // maxChangelog limits how many bytes of a changelog are read, after decompression.
 const maxChangelog = 16 << 20
 
-var cveName = regexp.MustCompile(`CVE-\d{4}-\d{4,}`)
+var cveName = lazyregexp.New(`CVE-\d{4}-\d{4,}`)
 
 // changelogCVEs lists the CVEs in a package's changelog. It returns nil if the changelog cannot be read.
 func changelogCVEs(file string) []string {
@@ -201,7 +201,7 @@ func changelogCVEs(file string) []string {
 	if err != nil {
 		return nil
 	}
-	named := cveName.FindAllString(string(text), -1)
+	named := cveName().FindAllString(string(text), -1)
 	slices.Sort(named)
 	return append([]string{}, slices.Compact(named)...)
 }

@@ -76,7 +76,7 @@ func TestAdvisories(t *testing.T) {
 func TestAdvisoryTable(t *testing.T) {
 	for name, list := range advisories {
 		for _, a := range list {
-			if cveName.FindString(a.cve) != a.cve {
+			if cveName().FindString(a.cve) != a.cve {
 				t.Errorf("%s: %q is not a CVE ID", name, a.cve)
 			}
 			versions := a.fixed

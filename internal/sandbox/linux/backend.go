@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -254,7 +254,7 @@ func (c Config) stateFile(pod, container string) string {
 }
 
 // idPattern matches the IDs that the node assigns. Recovery ignores files with other names.
-var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var idPattern = lazyregexp.New(`^[0-9a-f]{64}$`)
 
 // snapshotPrefix is the prefix of our snapshots' keys.
 const snapshotPrefix = "linux-"
@@ -278,7 +278,7 @@ func (b *Backend) hostNow() spec.Host {
 }
 
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
-	if !idPattern.MatchString(p.ID) {
+	if !idPattern().MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
 	if err := spec.Validate(p, c, b.hostNow()); err != nil {
@@ -290,7 +290,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if c == nil {
 		return b.validatePod(p)
 	}
-	if !idPattern.MatchString(c.ID) {
+	if !idPattern().MatchString(c.ID) {
 		return fmt.Errorf("container ID %q is not 64 lower-case hex digits: %w", c.ID, errdefs.ErrInvalidArgument)
 	}
 	_, err := logPath(p, c)

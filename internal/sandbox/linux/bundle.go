@@ -418,7 +418,7 @@ func removeBundle(bundle string) error {
 func containerOfKey(key string) string {
 	rest, ours := strings.CutPrefix(key, snapshotPrefix)
 	id, _, _ := strings.Cut(rest, "-volume-")
-	if !ours || !idPattern.MatchString(id) {
+	if !ours || !idPattern().MatchString(id) {
 		return ""
 	}
 	return id

@@ -252,7 +252,7 @@ func (b *Backend) removeOrphanCgroups(ctx context.Context, keep map[string]bool)
 	}
 	var errs []error
 	for _, id := range b.cgroups.Names() {
-		if keep[id] || !cgroup.ID.MatchString(id) {
+		if keep[id] || !cgroup.ID().MatchString(id) {
 			continue
 		}
 		dir := filepath.Join(b.cgroups.Parent, cgroup.Mark+id)
@@ -279,7 +279,7 @@ func (b *Backend) releaseOrphans(ctx context.Context, keep map[string]bool) erro
 func idsIn(dir string) (ids []string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if idPattern.MatchString(e.Name()) {
+		if idPattern().MatchString(e.Name()) {
 			ids = append(ids, e.Name())
 		}
 	}

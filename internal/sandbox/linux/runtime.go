@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
@@ -158,7 +158,7 @@ func parseFeatures(answer []byte) (known spec.Runtime) {
 func probeName(kind string) string { return fmt.Sprintf("%s-%d-", kind, os.Getpid()) }
 
 // staleProbe matches the names of trial containers, with the process that made them.
-var staleProbe = regexp.MustCompile(`^probe-(?:users-)?([0-9]+)-[0-9]+$`)
+var staleProbe = lazyregexp.New(`^probe-(?:users-)?([0-9]+)-[0-9]+$`)
 
 // sweepProbes ends and removes the trial containers of daemons that no longer run.
 func (b *Backend) sweepProbes(ctx context.Context) error {
@@ -175,7 +175,7 @@ func (b *Backend) sweepProbes(ctx context.Context) error {
 	}
 	var errs []error
 	for id := range ids {
-		m := staleProbe.FindStringSubmatch(id)
+		m := staleProbe().FindStringSubmatch(id)
 		if m == nil || exists("/proc/"+m[1]) {
 			continue
 		}

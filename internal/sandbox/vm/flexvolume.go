@@ -3,23 +3,23 @@ package vm
 import (
 	"fmt"
 	"path"
-	"regexp"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 )
 
 // flexVolume matches the path of a flexVolume: pods/UID/volumes/VENDOR~DRIVER/NAME. The kubelet's own plugins,
 // including CSI, have the vendor kubernetes.io.
-var flexVolume = regexp.MustCompile(`/pods/[^/]+/volumes/([^/~]+)~([^/]+)/([^/]+)(?:/|$)`)
+var flexVolume = lazyregexp.New(`/pods/[^/]+/volumes/([^/~]+)~([^/]+)/([^/]+)(?:/|$)`)
 
 const kubernetesVendor = "kubernetes.io"
 
 // flexDriver returns the driver (VENDOR/DRIVER) and the name of the flexVolume behind a mount, or false if the mount is
 // not a flexVolume.
 func flexDriver(m *runtimeapi.Mount) (driver, volume string, ok bool) {
-	found := flexVolume.FindStringSubmatch(path.Clean(m.GetHostPath()))
+	found := flexVolume().FindStringSubmatch(path.Clean(m.GetHostPath()))
 	if found == nil || found[1] == kubernetesVendor {
 		return "", "", false
 	}

@@ -5,17 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // hexID matches a pod ID.
-var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var hexID = lazyregexp.New(`^[0-9a-f]{64}$`)
 
 // Recover implements sandbox.Backend. It compares what the driver knows about the machines with the orders recorded in
 // the files.
@@ -145,7 +145,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error
 			return err
 		}
 		for _, e := range entries {
-			if hexID.MatchString(e.Name()) && !keep[e.Name()] {
+			if hexID().MatchString(e.Name()) && !keep[e.Name()] {
 				orphans[e.Name()] = true
 			}
 		}
@@ -155,7 +155,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error
 		return err
 	}
 	for _, key := range leased {
-		if hexID.MatchString(key) && !keep[key] {
+		if hexID().MatchString(key) && !keep[key] {
 			orphans[key] = true
 		}
 	}

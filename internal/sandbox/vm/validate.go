@@ -54,7 +54,7 @@ var reasons = fields.Reasons{
 
 // Validate implements sandbox.Backend.
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
-	if !hexID.MatchString(p.ID) {
+	if !hexID().MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
 	if err := b.cfg.Annotations.Check(p, c); err != nil {

@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"net"
 	"path"
-	"regexp"
 	"strings"
 
 	"github.com/Masterminds/semver/v3"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // componentName is a component name, domain:server@version.
@@ -75,12 +76,12 @@ func spells(ref string, n componentName) bool {
 
 // Valid parts of a component name, defined as in package node.
 var (
-	domainForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
-	serverForm = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`)
+	domainForm = lazyregexp.New(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
+	serverForm = lazyregexp.New(`^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`)
 )
 
 // separators matches the characters between the words of a name.
-var separators = regexp.MustCompile(`[^A-Za-z0-9]+`)
+var separators = lazyregexp.New(`[^A-Za-z0-9]+`)
 
 const maxNamePart = 63
 
@@ -97,10 +98,10 @@ func derive(references []string) componentName {
 			domain = host
 		}
 		n := componentName{domain: strings.ToLower(domain), server: path.Base(reference.Path(parsed)), version: versionOf(parsed)}
-		if !serverForm.MatchString(n.server) {
-			n.server = strings.Trim(separators.ReplaceAllString(n.server, "-"), "-")
+		if !serverForm().MatchString(n.server) {
+			n.server = strings.Trim(separators().ReplaceAllString(n.server, "-"), "-")
 		}
-		if domainForm.MatchString(n.domain) && serverForm.MatchString(n.server) && len(n.server) <= maxNamePart {
+		if domainForm().MatchString(n.domain) && serverForm().MatchString(n.server) && len(n.server) <= maxNamePart {
 			return n
 		}
 	}
@@ -121,7 +122,7 @@ func versionOf(ref reference.Named) string {
 	if v, err := semver.NewVersion(tag); err == nil && len(v.String()) <= maxNamePart {
 		return v.String()
 	}
-	v := "0.0.0-" + strings.Trim(separators.ReplaceAllString(tagged.Tag(), "-"), "-")
+	v := "0.0.0-" + strings.Trim(separators().ReplaceAllString(tagged.Tag(), "-"), "-")
 	if _, err := semver.StrictNewVersion(v); err != nil || len(v) > maxNamePart {
 		return "0.0.0-latest"
 	}
@@ -133,7 +134,7 @@ func versionOf(ref reference.Named) string {
 func references(spec *runtimeapi.ImageSpec, tags, digests []string) []string {
 	var refs []string
 	for _, ref := range []string{spec.GetUserSpecifiedImage(), spec.GetImage()} {
-		if ref != "" && !strings.HasPrefix(ref, "sha256:") && !hexID.MatchString(ref) {
+		if ref != "" && !strings.HasPrefix(ref, "sha256:") && !hexID().MatchString(ref) {
 			refs = append(refs, ref)
 		}
 	}

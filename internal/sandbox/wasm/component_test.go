@@ -59,7 +59,7 @@ func TestDerive(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	id := "example.com:foo.Bar@1.2.3#0"
-	if key := keyOf(id); !hexID.MatchString(key) || key == keyOf("example.com:foo.Bar@1.2.3#1") {
+	if key := keyOf(id); !hexID().MatchString(key) || key == keyOf("example.com:foo.Bar@1.2.3#1") {
 		t.Errorf("keyOf(%q) = %s, want a unique hexadecimal key", id, key)
 	}
 	if hex := hashOf("x"); keyOf(hex) != hex {

@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -107,7 +107,7 @@ func addresses(p *sandbox.Pod) []netip.Addr {
 	return ips
 }
 
-var dnsName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+var dnsName = lazyregexp.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 // hostNames returns the host names that clients can use to reach the pod.
 func hostNames(p *sandbox.Pod, component string) []string {
@@ -117,7 +117,7 @@ func hostNames(p *sandbox.Pod, component string) []string {
 	candidates := []string{m.GetName(), p.Config.GetHostname(), m.GetName() + "." + m.GetNamespace(), strings.ToLower(server), domain, "localhost"}
 	var names []string
 	for _, name := range candidates {
-		if len(name) <= 253 && dnsName.MatchString(name) && !slices.Contains(names, name) {
+		if len(name) <= 253 && dnsName().MatchString(name) && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

@@ -4,19 +4,20 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"path/filepath"
-	"regexp"
 	"strings"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // hexID matches the IDs of pods without a component name, and the keys of all pods.
-var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var hexID = lazyregexp.New(`^[0-9a-f]{64}$`)
 
 // componentID matches the IDs of pods with a component name: component#n.
-var componentID = regexp.MustCompile(`^[^/\x00#]{1,400}#[0-9a-f]+$`)
+var componentID = lazyregexp.New(`^[^/\x00#]{1,400}#[0-9a-f]+$`)
 
 // keyOf returns the key of a pod: its name in file systems and cgroups.
 func keyOf(id string) string {
-	if hexID.MatchString(id) {
+	if hexID().MatchString(id) {
 		return id
 	}
 	sum := sha256.Sum256([]byte(id))

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/nodestore"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
@@ -24,7 +24,7 @@ const storeOfNode = "node"
 type Pairs = nodestore.Limits
 
 // namespaceName matches the names of namespaces (RFC 1123 labels), which name the stores' directories.
-var namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+var namespaceName = lazyregexp.New(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // storesDir has a directory for each namespace with a store.
 func storesDir(root string) string { return filepath.Join(root, "keyvalue") }
@@ -37,7 +37,7 @@ func (b *Backend) validateStore(o options, p *sandbox.Pod) error {
 		return nil
 	case b.cfg.Pairs.Bytes == 0:
 		return fmt.Errorf("annotation %s: this node keeps no pairs (wasm.keyvalue_bytes is 0): %w", b.cfg.LabelPrefix+keyStore, errdefs.ErrInvalidArgument)
-	case !namespaceName.MatchString(namespace):
+	case !namespaceName().MatchString(namespace):
 		return fmt.Errorf("annotation %s: the namespace %q is not a DNS label: %w", b.cfg.LabelPrefix+keyStore, namespace, errdefs.ErrInvalidArgument)
 	}
 	return nil
@@ -109,7 +109,7 @@ func Stores(root string) ([]StoreInfo, error) {
 // RemoveStore removes all pairs of a namespace. Pods that use the store find it empty. It returns errdefs.ErrNotFound if
 // the namespace has no pairs. The parameter root is Config.Root.
 func RemoveStore(ctx context.Context, root, namespace string) error {
-	if !namespaceName.MatchString(namespace) {
+	if !namespaceName().MatchString(namespace) {
 		return fmt.Errorf("the namespace %q is not a DNS label: %w", namespace, errdefs.ErrInvalidArgument)
 	}
 	dir := filepath.Join(storesDir(root), namespace)

@@ -229,7 +229,7 @@ func (r *optionReader) mounts(key string) []string {
 // store returns where the store for wasi:keyvalue is, or "". A URL is not in the error, because it can have a password.
 func (r *optionReader) store() string {
 	v := r.text(keyStore)
-	if v == "" || v == storeOfNode || variable.MatchString(v) {
+	if v == "" || v == storeOfNode || variable().MatchString(v) {
 		return v
 	}
 	if _, err := redis.ParseURL(v); err != nil {

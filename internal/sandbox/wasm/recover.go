@@ -171,7 +171,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in in
 	entries, err := os.ReadDir(b.cfg.podsDir())
 	errs = append(errs, err)
 	for _, e := range entries {
-		if hexID.MatchString(e.Name()) && !keys[e.Name()] {
+		if hexID().MatchString(e.Name()) && !keys[e.Name()] {
 			b.log.Info("removing orphaned pod", "pod", e.Name())
 			errs = append(errs, os.RemoveAll(filepath.Join(b.cfg.podsDir(), e.Name())))
 		}

@@ -2,16 +2,16 @@ package wasm
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
 )
 
 // variable matches a reference to an environment variable of a container, as Kubernetes writes it.
-var variable = regexp.MustCompile(`^\$\(([-._a-zA-Z0-9]+)\)$`)
+var variable = lazyregexp.New(`^\$\(([-._a-zA-Z0-9]+)\)$`)
 
 // storeInterface is the interface without which a component uses no store.
 const storeInterface = "wasi:keyvalue/store"
@@ -19,7 +19,7 @@ const storeInterface = "wasi:keyvalue/store"
 // storeURL returns the URL of the Redis server for wasi:keyvalue. The annotation can name a variable, so that a password
 // can be in a Secret.
 func (b *Backend) storeURL(o options, env []string) (string, error) {
-	match := variable.FindStringSubmatch(o.store)
+	match := variable().FindStringSubmatch(o.store)
 	if match == nil {
 		return o.store, nil
 	}

@@ -57,7 +57,7 @@ var reasons = fields.Reasons{
 
 // Validate implements sandbox.Backend.
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
-	if !hexID.MatchString(p.ID) && !componentID.MatchString(p.ID) {
+	if !hexID().MatchString(p.ID) && !componentID().MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is neither 64 lower-case hex digits nor component#n: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
 	if err := b.cfg.Annotations.Check(p, c, b.cfg.LabelPrefix); err != nil {

@@ -8,7 +8,6 @@ import (
 	"math"
 	"path"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -89,17 +89,17 @@ func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 
 // key returns the name of a module's files: the uuid if that is a plain name, otherwise a hash of the uuid.
 func key(uuid string) string {
-	if plainKey.MatchString(uuid) && uuid != positionsDir {
+	if plainKey().MatchString(uuid) && uuid != positionsDir {
 		return uuid
 	}
 	sum := sha256.Sum256([]byte(uuid))
 	return hex.EncodeToString(sum[:])
 }
 
-var plainKey = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9]{0,63}$`)
+var plainKey = lazyregexp.New(`^[A-Za-z0-9][-A-Za-z0-9]{0,63}$`)
 
 // notInLabel matches characters that a DNS label cannot have.
-var notInLabel = regexp.MustCompile(`[^a-z0-9]+`)
+var notInLabel = lazyregexp.New(`[^a-z0-9]+`)
 
 // podName returns the module's name if it is a DNS label, otherwise a label made from the name and the start of the
 // uuid.
@@ -108,7 +108,7 @@ func podName(name, uuid string) string {
 		return name
 	}
 	clean := func(s string, most int) string {
-		s = strings.Trim(notInLabel.ReplaceAllString(strings.ToLower(s), "-"), "-")
+		s = strings.Trim(notInLabel().ReplaceAllString(strings.ToLower(s), "-"), "-")
 		return strings.Trim(s[:min(len(s), most)], "-")
 	}
 	stem, suffix := clean(name, validation.DNS1123LabelMaxLength-9), clean(uuid, 8)

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/apparmor"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
@@ -166,9 +166,9 @@ func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (st
 
 var (
 	// labelName matches users, roles and types of a policy.
-	labelName = regexp.MustCompile(`^[A-Za-z0-9_.-]*$`)
+	labelName = lazyregexp.New(`^[A-Za-z0-9_.-]*$`)
 	// labelLevel matches a level or a range of levels, such as s0, s0:c1,c7 and s0-s3:c0.c1023.
-	labelLevel = regexp.MustCompile(`^(` + oneLevel + `(-` + oneLevel + `)?)?$`)
+	labelLevel = lazyregexp.New(`^(` + oneLevel + `(-` + oneLevel + `)?)?$`)
 )
 
 const oneLevel = `s[0-9]{1,2}(:c[0-9]{1,4}([.,]c[0-9]{1,4})*)?`
@@ -184,11 +184,11 @@ func checkSELinux(o *runtimeapi.SELinuxOption, h Host) error {
 		return nil
 	}
 	for name, value := range map[string]string{"user": o.GetUser(), "role": o.GetRole(), "type": o.GetType()} {
-		if !labelName.MatchString(value) {
+		if !labelName().MatchString(value) {
 			return invalid(field+"."+name, "%q is not a name of an SELinux policy", value)
 		}
 	}
-	if !labelLevel.MatchString(o.GetLevel()) {
+	if !labelLevel().MatchString(o.GetLevel()) {
 		return invalid(field+".level", "%q is not a level such as s0:c1,c2", o.GetLevel())
 	}
 	return nil

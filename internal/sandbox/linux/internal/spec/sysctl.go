@@ -2,18 +2,18 @@ package spec
 
 import (
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // sysctlSegment matches one component of a name below /proc/sys. The set of characters is large because a component can
 // be the name of a network interface.
-var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
+var sysctlSegment = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
 
 // Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward).
 // The keys are safe to join to that path. Sysctls allows only parameters of the pod's own namespaces: IPC parameters if
@@ -27,7 +27,7 @@ func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	for name, value := range requested {
 		segments := sysctlSegments(name)
 		for _, s := range segments {
-			if !sysctlSegment.MatchString(s) {
+			if !sysctlSegment().MatchString(s) {
 				return nil, invalid(field, "%q is not the name of a kernel parameter", name)
 			}
 		}

@@ -110,7 +110,7 @@ func setImageType(o *Options, value string) error {
 
 func setSourceKey(o *Options, value string) error {
 	o.UserDataSourceKey = value
-	if !dataKey.MatchString(value) || value == "." || strings.HasPrefix(value, "..") {
+	if !dataKey().MatchString(value) || value == "." || strings.HasPrefix(value, "..") {
 		return errors.New("not a valid key")
 	}
 	return nil

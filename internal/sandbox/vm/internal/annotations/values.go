@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -16,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"libvirt.org/go/libvirtxml"
 	"sigs.k8s.io/yaml"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 const (
@@ -30,12 +31,12 @@ const (
 // key in a ConfigMap. The pattern quantity limits the exponent N, because the parser of quantities computes 10^N,
 // however large N is.
 var (
-	objectName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	dataKey     = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
-	cpuModel    = regexp.MustCompile(`^[A-Za-z0-9][-._A-Za-z0-9]{0,63}$`)
-	scratchPath = regexp.MustCompile(`^/dev/[-._a-zA-Z0-9/]{1,100}$`)
-	uuidText    = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	quantity    = regexp.MustCompile(`^\+?[0-9]{1,20}(\.[0-9]{0,20})?([KMGTPE]i|[mkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
+	objectName  = lazyregexp.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	dataKey     = lazyregexp.New(`^[-._a-zA-Z0-9]{1,253}$`)
+	cpuModel    = lazyregexp.New(`^[A-Za-z0-9][-._A-Za-z0-9]{0,63}$`)
+	scratchPath = lazyregexp.New(`^/dev/[-._a-zA-Z0-9/]{1,100}$`)
+	uuidText    = lazyregexp.New(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	quantity    = lazyregexp.New(`^\+?[0-9]{1,20}(\.[0-9]{0,20})?([KMGTPE]i|[mkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
 )
 
 func setVCPUs(o *Options, value string) error {
@@ -48,7 +49,7 @@ func setVCPUs(o *Options, value string) error {
 }
 
 func setCPUModel(o *Options, value string) error {
-	if !cpuModel.MatchString(value) {
+	if !cpuModel().MatchString(value) {
 		return errors.New("not the name of a CPU model")
 	}
 	o.CPUModel = value
@@ -77,7 +78,7 @@ func setLibvirtCPU(o *Options, value string) error {
 
 func setSystemUUID(o *Options, value string) error {
 	lower := strings.ToLower(value)
-	if !uuidText.MatchString(lower) {
+	if !uuidText().MatchString(lower) {
 		return errors.New("not a UUID")
 	}
 	// libvirt refuses a UUID whose digits are all the same, and guests treat such a UUID as missing.
@@ -95,7 +96,7 @@ func setRootVolumeSize(o *Options, value string) (err error) {
 
 // diskSize parses the size of a disk and rounds it up to whole sectors.
 func diskSize(value string) (uint64, error) {
-	if !quantity.MatchString(value) {
+	if !quantity().MatchString(value) {
 		return 0, errors.New("not a quantity")
 	}
 	q, err := resource.ParseQuantity(value)
@@ -120,7 +121,7 @@ func setScratchDisks(o *Options, value string) error {
 			continue
 		}
 		at, size, _ := strings.Cut(item, "=")
-		if !scratchPath.MatchString(at) || path.Clean(at) != at || seen[at] {
+		if !scratchPath().MatchString(at) || path.Clean(at) != at || seen[at] {
 			return fmt.Errorf("%q is not a path of a disk, or is used twice", at)
 		}
 		bytes, err := diskSize(size)
@@ -172,12 +173,12 @@ func parseSource(value string, withKey bool) (Source, error) {
 	switch {
 	case s.Kind != "configmap" && s.Kind != "secret":
 		return Source{}, fmt.Errorf("%q is neither a ConfigMap nor a Secret", parts[0])
-	case len(s.Name) > 253 || !objectName.MatchString(s.Name):
+	case len(s.Name) > 253 || !objectName().MatchString(s.Name):
 		return Source{}, fmt.Errorf("%q cannot be the name of a ConfigMap or Secret", s.Name)
 	}
 	if len(parts) == 3 {
 		s.Key = parts[2]
-		if !dataKey.MatchString(s.Key) || s.Key == "." || strings.HasPrefix(s.Key, "..") {
+		if !dataKey().MatchString(s.Key) || s.Key == "." || strings.HasPrefix(s.Key, "..") {
 			return Source{}, fmt.Errorf("%q cannot be a key", s.Key)
 		}
 	}

@@ -5,12 +5,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/atomicfile"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/iso9660"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
@@ -175,11 +175,11 @@ func (b *builder) parts(network func() ([]byte, error)) (p parts, err error) {
 
 // Allowed forms of text that comes from outside and becomes part of a shell script, YAML or JSON.
 var (
-	hostname     = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*$`)
-	searchDomain = regexp.MustCompile(`^[-_A-Za-z0-9.]{1,253}$`)
-	serial       = regexp.MustCompile(`^[-_A-Za-z0-9]{1,20}$`)
-	shareTag     = regexp.MustCompile(`^[-_.A-Za-z0-9:]{1,31}$`)
-	linkName     = regexp.MustCompile(`^[-_.A-Za-z0-9]{1,15}$`)
+	hostname     = lazyregexp.New(`^[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*$`)
+	searchDomain = lazyregexp.New(`^[-_A-Za-z0-9.]{1,253}$`)
+	serial       = lazyregexp.New(`^[-_A-Za-z0-9]{1,20}$`)
+	shareTag     = lazyregexp.New(`^[-_.A-Za-z0-9:]{1,31}$`)
+	linkName     = lazyregexp.New(`^[-_.A-Za-z0-9]{1,15}$`)
 )
 
 func (in *Input) validate() error {
@@ -187,7 +187,7 @@ func (in *Input) validate() error {
 		return fmt.Errorf("%s: %s: %w", what, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 	}
 	switch {
-	case len(in.Hostname) > 253 || !hostname.MatchString(in.Hostname):
+	case len(in.Hostname) > 253 || !hostname().MatchString(in.Hostname):
 		return refuse("hostname", "%q is not a name of RFC 1123", in.Hostname)
 	case in.PodUID == "" || strings.ContainsFunc(in.PodUID, isControl):
 		return refuse("pod uid", "%q cannot be an instance-id", in.PodUID)
@@ -198,7 +198,7 @@ func (in *Input) validate() error {
 		}
 	}
 	for _, d := range in.Devices {
-		if !serial.MatchString(d.Serial) || !filepath.IsAbs(d.Path) || filepath.Clean(d.Path) == "/" || strings.ContainsFunc(d.Path, isControl) {
+		if !serial().MatchString(d.Serial) || !filepath.IsAbs(d.Path) || filepath.Clean(d.Path) == "/" || strings.ContainsFunc(d.Path, isControl) {
 			return refuse("device", "serial %q, path %q: the serial must be 1 to 20 letters, digits, '-', '_', and the path absolute", d.Serial, d.Path)
 		}
 	}
@@ -208,7 +208,7 @@ func (in *Input) validate() error {
 		}
 	}
 	for _, s := range in.DNS.Search {
-		if !searchDomain.MatchString(s) {
+		if !searchDomain().MatchString(s) {
 			return refuse("DNS search domain", "%q is not a domain", s)
 		}
 	}

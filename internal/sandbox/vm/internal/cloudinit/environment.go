@@ -2,10 +2,11 @@ package cloudinit
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // The container's environment is in two files in the guest. Shells can source the first file, which has the same path
@@ -16,9 +17,9 @@ const (
 )
 
 var (
-	variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	variable = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	// plainValue matches values that need no quotes in a shell or in systemd.
-	plainValue = regexp.MustCompile(`^[-+./:@%^,_A-Za-z0-9]*$`)
+	plainValue = lazyregexp.New(`^[-+./:@%^,_A-Za-z0-9]*$`)
 )
 
 // environment returns the container's environment in two forms: as a file that a shell can source, and as a file for
@@ -39,7 +40,7 @@ func (b *builder) environment() (shell, systemd string, err error) {
 	for i, e := range b.in.Env {
 		switch {
 		case last[e.Name] != i:
-		case !variable.MatchString(e.Name):
+		case !variable().MatchString(e.Name):
 			b.warn("environment variable %q is left out: shells do not allow that name", e.Name)
 		default:
 			forShell.WriteString(e.Name + "=" + quoteShell(e.Value) + "\n")
@@ -53,7 +54,7 @@ func (b *builder) environment() (shell, systemd string, err error) {
 
 // quoteShell quotes s for a POSIX shell, if necessary.
 func quoteShell(s string) string {
-	if plainValue.MatchString(s) {
+	if plainValue().MatchString(s) {
 		return s
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
@@ -62,7 +63,7 @@ func quoteShell(s string) string {
 // quoteSystemd quotes s for environment.d(5), if necessary: in double quotes, with a backslash before special
 // characters. A dollar sign is doubled instead, because systemd expands variables after it has removed the quotes.
 func quoteSystemd(s string) string {
-	if plainValue.MatchString(s) {
+	if plainValue().MatchString(s) {
 		return s
 	}
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "`", "\\`", `$`, `$$`).Replace(s) + `"`

@@ -7,12 +7,12 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -44,7 +44,7 @@ const (
 )
 
 // apiVolume matches the directory of a volume whose files the kubelet writes from API objects.
-var apiVolume = regexp.MustCompile(`/volumes/kubernetes\.io~(secret|configmap|downward-api|projected)/([^/]+)$`)
+var apiVolume = lazyregexp.New(`/volumes/kubernetes\.io~(secret|configmap|downward-api|projected)/([^/]+)$`)
 
 // Classify returns how a mount reaches the guest. The given driver shares directories. Directories of Secrets,
 // ConfigMaps and similar volumes are shared by virtio-fs, so that the guest sees updates; with other drivers they are
@@ -60,7 +60,7 @@ func Classify(hostPath, containerPath string, driver machine.ShareDriver) (Kind,
 		return 0, fmt.Errorf("mount at %s: %v: %w", containerPath, err, errdefs.ErrFailedPrecondition)
 	case info.Mode().IsRegular():
 		return KindFiles, nil
-	case info.IsDir() && driver != machine.ShareVirtiofs && apiVolume.MatchString(path.Clean(hostPath)):
+	case info.IsDir() && driver != machine.ShareVirtiofs && apiVolume().MatchString(path.Clean(hostPath)):
 		return KindFiles, nil
 	case info.IsDir():
 		return KindShare, nil

@@ -13,7 +13,7 @@ import (
 // hardwareAddr returns the interface's MAC in lower case. It fails if the MAC or the name is invalid.
 func (i Interface) hardwareAddr() (string, error) {
 	mac, err := net.ParseMAC(i.MAC)
-	if err != nil || len(mac) != 6 || !linkName.MatchString(i.Name) {
+	if err != nil || len(mac) != 6 || !linkName().MatchString(i.Name) {
 		return "", fmt.Errorf("interface %q, MAC %q: invalid name or MAC: %w", i.Name, i.MAC, errdefs.ErrInvalidArgument)
 	}
 	return mac.String(), nil

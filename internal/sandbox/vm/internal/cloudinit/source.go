@@ -19,7 +19,7 @@ func (b *builder) findSource(s annotations.Source) (Mount, error) {
 		}
 	}
 	for _, m := range b.in.Mounts {
-		if match := apiVolume.FindStringSubmatch(path.Clean(m.HostPath)); match != nil && match[1] == s.Kind && match[2] == s.Name {
+		if match := apiVolume().FindStringSubmatch(path.Clean(m.HostPath)); match != nil && match[1] == s.Kind && match[2] == s.Name {
 			return m, nil
 		}
 	}

@@ -150,7 +150,7 @@ func (b *builder) shares() ([]Mount, error) {
 			return nil, fmt.Errorf("mount at %s: %s is a block device; give it as a device (volumeDevices): %w", m.ContainerPath, m.HostPath, errdefs.ErrInvalidArgument)
 		case kind != KindShare:
 			continue
-		case !shareTag.MatchString(m.Tag):
+		case !shareTag().MatchString(m.Tag):
 			return nil, fmt.Errorf("mount at %s: the tag %q of the share does not consist of 1 to 31 letters, digits, '-', '_', '.' and ':': %w", m.ContainerPath, m.Tag, errdefs.ErrInvalidArgument)
 		case strings.ContainsFunc(m.ContainerPath, notInFstab):
 			return nil, fmt.Errorf("mount at %q: the guest's fstab cannot have paths with white space or backslashes: %w", m.ContainerPath, errdefs.ErrInvalidArgument)

@@ -1,10 +1,11 @@
 package firmware
 
 import (
-	"regexp"
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // Parameters of the debug port, for drivers.
@@ -29,7 +30,7 @@ const (
 var bootLines = []string{"Booting from", "Boot failed", "Could not read", noBoot}
 
 // handOver matches the last line before the firmware jumps to the boot sector.
-var handOver = regexp.MustCompile(`^Booting from [0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`)
+var handOver = lazyregexp.New(`^Booting from [0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`)
 
 // Report is a summary of the firmware's output for the current or last boot.
 type Report struct {
@@ -69,7 +70,7 @@ func (r *Report) line(line string) (rebooted bool) {
 	switch {
 	case strings.HasPrefix(line, noBoot):
 		r.Failed, r.HandedOver = true, false
-	case handOver.MatchString(line):
+	case handOver().MatchString(line):
 		r.HandedOver = true
 	}
 	return false

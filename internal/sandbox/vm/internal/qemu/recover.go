@@ -24,7 +24,7 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	}
 	var all sync.WaitGroup
 	for _, e := range entries {
-		if !e.IsDir() || !nameForm.MatchString(e.Name()) {
+		if !e.IsDir() || !nameForm().MatchString(e.Name()) {
 			continue
 		}
 		all.Go(func() { // in parallel, because each machine can take time

@@ -3,11 +3,11 @@ package qemu
 import (
 	"fmt"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -15,13 +15,13 @@ import (
 const maxCPUs = 255
 
 var (
-	nameForm  = regexp.MustCompile(`^[0-9a-f]{64}$`)
-	uuidForm  = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
-	modelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+=,-]*$`)
+	nameForm  = lazyregexp.New(`^[0-9a-f]{64}$`)
+	uuidForm  = lazyregexp.New(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
+	modelForm = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._+=,-]*$`)
 	// diskForm limits an ID to 20 characters, because the ID becomes the disk's serial number, which has at most 20.
 	// The name of a QEMU node can have 31 characters, so a node's name has room for a suffix after the ID.
-	diskForm = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,19}$`)
-	tagForm  = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,31}$`)
+	diskForm = lazyregexp.New(`^[a-zA-Z][a-zA-Z0-9_-]{0,19}$`)
+	tagForm  = lazyregexp.New(`^[A-Za-z0-9_.:-]{1,31}$`)
 )
 
 // Validate returns errdefs.ErrInvalidArgument for a definition that QEMU does not support or could misunderstand. The
@@ -31,15 +31,15 @@ func Validate(d machine.Definition) error {
 		return fmt.Errorf("machine %.64s: %s: %w", d.Name, fmt.Sprintf(format, a...), errdefs.ErrInvalidArgument)
 	}
 	switch {
-	case !nameForm.MatchString(d.Name):
+	case !nameForm().MatchString(d.Name):
 		return refuse("name %q is not 64 lower-case hex digits", d.Name)
-	case !uuidForm.MatchString(d.UUID):
+	case !uuidForm().MatchString(d.UUID):
 		return refuse("%q is not a UUID", d.UUID)
 	case d.CPUs < 1 || d.CPUs > maxCPUs:
 		return refuse("%d CPUs is not between 1 and %d", d.CPUs, maxCPUs)
 	case d.Memory < 1<<20:
 		return refuse("memory of %d bytes is less than 1 MiB", d.Memory)
-	case d.CPUModel != "" && !modelForm.MatchString(d.CPUModel):
+	case d.CPUModel != "" && !modelForm().MatchString(d.CPUModel):
 		return refuse("%q is not a CPU model", d.CPUModel)
 	case d.LibvirtCPU != "":
 		return refuse("only the driver libvirt takes a <cpu> element; set vm.driver to libvirt, or remove the element")
@@ -64,7 +64,7 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 	seen := map[string]bool{}
 	for _, disk := range d.Disks {
 		switch {
-		case !diskForm.MatchString(disk.ID) || seen[disk.ID] || strings.HasSuffix(disk.ID, "-base") || strings.HasSuffix(disk.ID, "-file"):
+		case !diskForm().MatchString(disk.ID) || seen[disk.ID] || strings.HasSuffix(disk.ID, "-base") || strings.HasSuffix(disk.ID, "-file"):
 			return refuse("disk ID %q is not unique, is not 1 to 20 letters, digits, - and _, or ends in -base or -file", disk.ID)
 		case disk.Format != "qcow2" && disk.Format != "raw":
 			return refuse("disk %s: format %q is neither qcow2 nor raw", disk.ID, disk.Format)
@@ -92,7 +92,7 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 	}
 	tags := map[string]bool{}
 	for _, share := range d.Shares {
-		if !tagForm.MatchString(share.Tag) || tags[share.Tag] {
+		if !tagForm().MatchString(share.Tag) || tags[share.Tag] {
 			return refuse("share tag %q is not unique, or is not 1 to 31 letters, digits, -, _, : and .", share.Tag)
 		}
 		if share.Driver != machine.ShareVirtiofs && !share.Driver.By9p() {

@@ -81,8 +81,8 @@ func (d *blockDevice) claim(write bool) error {
 
 func (d *blockDevice) Size() int64 { return d.size }
 
-// zeroes is the block of zeros that Zero writes repeatedly if fallocate cannot zero a range of the device.
-var zeroes = make([]byte, 1<<20)
+// zeroBlock is the size of the blocks of zeros that Zero writes if fallocate cannot zero a range of the device.
+const zeroBlock = 1 << 20
 
 func (d *blockDevice) Zero(offset, length int64) error {
 	for _, mode := range []uint32{unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE, unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE} {
@@ -90,6 +90,7 @@ func (d *blockDevice) Zero(offset, length int64) error {
 			return nil
 		}
 	}
+	zeroes := make([]byte, min(length, zeroBlock))
 	for length > 0 {
 		n, err := d.WriteAt(zeroes[:min(length, int64(len(zeroes)))], offset)
 		if err != nil {

@@ -195,12 +195,5 @@ func isBlank(dev device) (bool, error) {
 }
 
 func isZero(buf []byte) bool {
-	for len(buf) > 0 {
-		n := min(len(buf), len(zeroes))
-		if !bytes.Equal(buf[:n], zeroes[:n]) {
-			return false
-		}
-		buf = buf[n:]
-	}
-	return true
+	return len(buf) == 0 || buf[0] == 0 && bytes.Equal(buf[1:], buf[:len(buf)-1])
 }
