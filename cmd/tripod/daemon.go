@@ -20,6 +20,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/idle"
 )
 
 // drainTime is how long calls in progress may continue after the daemon has been asked to stop. It must be below
@@ -89,6 +90,7 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	defer closeDebug()
 	log.Info("tripod is ready", "version", version, "socket", c.GRPC.Socket, "pods", len(p.node.Pods()),
 		"files", files, "took", time.Since(started).Round(time.Millisecond))
+	idle.Watch(ctx, log)
 	err = serve(ctx, stop, p, listener, systemd, log)
 	log.Info("tripod has stopped; its pods keep running")
 	return err

@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge"
+	"github.com/tripod-run/tripod/internal/idle"
 )
 
 // orchestratorSettings are the flags that override [orchestrator].
@@ -84,6 +85,7 @@ func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) er
 	}
 	log.Info("the orchestrator is ready", "version", version, "broker", o.BrokerURL, "realm", c.Orchestrator.Realm, "address", c.Orchestrator.Address)
 	systemd.ready("broker " + o.BrokerURL)
+	idle.Watch(ctx, log)
 	err = o.Serve(ctx)
 	systemd.stopping()
 	err = errors.Join(err, o.Close())

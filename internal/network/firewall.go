@@ -182,6 +182,8 @@ const (
 	// firewallInterval is the time between checks of whether the kernel's rules have changed, and firewallSlowly that
 	// between reads of rules whose changes the kernel does not count, or which take long to read.
 	firewallInterval, firewallSlowly = time.Second, 3 * time.Second
+	// firewallUnused is the time between reads of uncounted rules while no pod has rules.
+	firewallUnused = time.Minute
 	// firewallShare is how much longer than a refresh the pause after it is, up to firewallSlowly, because others may
 	// change the rules all the time.
 	firewallShare = 20
@@ -200,7 +202,7 @@ func (m *Manager) watchFirewall() {
 		}
 		start := time.Now()
 		now := rulesetGeneration()
-		if now == seen && start.Sub(last) < uncountedInterval() {
+		if now == seen && start.Sub(last) < m.firewall.uncountedInterval() {
 			continue
 		}
 		seen, last = now, start
@@ -212,12 +214,25 @@ func (m *Manager) watchFirewall() {
 }
 
 // uncountedInterval returns the time between reads of the rules if nftables counts no change: tables of iptables-legacy have
-// no count.
-func uncountedInterval() time.Duration {
-	if iptables.HasLegacy(iptables.V4) || iptables.HasLegacy(iptables.V6) {
+// no count. While there are no rules to restore, only the verdict on other programs' rules can become old.
+func (f *firewall) uncountedInterval() time.Duration {
+	switch {
+	case !f.used():
+		return firewallUnused
+	case iptables.HasLegacy(iptables.V4) || iptables.HasLegacy(iptables.V6):
 		return firewallSlowly
 	}
 	return refreshInterval
+}
+
+// used reports whether pods have rules.
+func (f *firewall) used() bool {
+	for _, pods := range []*sync.Map{&f.subnets, &f.ports} {
+		for range pods.Range {
+			return true
+		}
+	}
+	return false
 }
 
 // rulesetGeneration returns the number of the ruleset of nftables, which every change increments, or 0 if the kernel has

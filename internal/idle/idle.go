@@ -1,0 +1,91 @@
+// Package idle gives memory back to the system while the process has nothing to do.
+//
+// The start of a program, and each burst of work, leaves behind memory that is not used afterwards: free heap that the
+// collector keeps for the next burst, and pages of the program's own file that were read once. The system itself takes
+// them back only when memory runs short. A node of 64 MiB has better uses for them before that.
+package idle
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/guard"
+)
+
+// The process is idle if it used less than 1 % of one CPU during an interval. It gives memory back at its first idle
+// interval, and then whenever it has worked for a second in between.
+const (
+	interval = 10 * time.Second
+	quiet    = interval / 100
+	worked   = time.Second
+)
+
+// Watch gives memory back whenever the process becomes idle, until ctx ends.
+func Watch(ctx context.Context, log *slog.Logger) {
+	tick, released := time.Duration(0), -worked
+	watch := guard.Every(ctx, log, "idle memory", interval, func() {
+		used := cpuTime()
+		if used-tick < quiet && used-released >= worked {
+			if err := Release(); err != nil {
+				log.Warn("cannot give back memory of the program's file", "err", err)
+			}
+			released = cpuTime()
+		}
+		tick = used
+	})
+	go watch()
+}
+
+// Release gives back the free heap and the unmodified pages of the program's file. Pages that are used again are mapped
+// from the system's page cache, 16 or more at a time, in a microsecond.
+func Release() error {
+	debug.FreeOSMemory()
+	program, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	return unmap(program)
+}
+
+// unmap removes the file's pages from memory, except in mappings that can be written to or that somebody, such as a
+// debugger, has modified: the file does not have their content. The source is proc_pid_smaps(5).
+func unmap(file string) error {
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		return err
+	}
+	var of bool // whether the lines are those of such a mapping
+	var start, end uintptr
+	for line := range bytes.Lines(smaps) {
+		var from, to uintptr
+		var mode string
+		if n, _ := fmt.Sscanf(string(line), "%x-%x %s", &from, &to, &mode); n == 3 {
+			start, end = from, to
+			of = (mode == "r-xp" || mode == "r--p") && bytes.HasSuffix(line, []byte(" "+file+"\n"))
+			continue
+		}
+		if fields := bytes.Fields(line); !of || len(fields) != 3 || string(fields[0]) != "Anonymous:" || string(fields[1]) != "0" {
+			continue
+		}
+		// unix.Madvise takes a slice, but this memory is none of Go's.
+		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, start, end-start, unix.MADV_DONTNEED); errno != 0 {
+			return fmt.Errorf("madvise %#x-%#x: %w", start, end, errno)
+		}
+	}
+	return nil
+}
+
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
