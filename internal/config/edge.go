@@ -15,6 +15,7 @@ const EmbeddedBroker = "embedded"
 // Edge configures the manager of the edge protocol on this node, and the manager's runtimes.
 type Edge struct {
 	Enabled           bool          `toml:"enabled"`
+	Orchestrator      bool          `toml:"orchestrator"`
 	Broker            string        `toml:"broker"`
 	Protocol          int           `toml:"protocol"`
 	User              string        `toml:"user"`
@@ -93,7 +94,7 @@ type BrokerUser struct {
 	Write        []string `toml:"write"`
 }
 
-// Orchestrator configures the program `tripod orchestrator`.
+// Orchestrator configures the orchestrator: the program `tripod orchestrator`, or the one in the daemon.
 type Orchestrator struct {
 	Broker            string   `toml:"broker"`
 	Protocol          int      `toml:"protocol"`
@@ -201,6 +202,11 @@ func (c *Config) validateOrchestrator(v *validator) {
 	v.absolute("orchestrator.root", o.Root)
 	v.check(o.Root != c.Root, "orchestrator.root", "%q is the node's root: the orchestrator needs its own", o.Root)
 	v.positive("orchestrator.keepalive_interval", o.KeepaliveInterval)
+	if c.Edge.Orchestrator {
+		v.check(c.Edge.Enabled, "edge.orchestrator", "needs edge.enabled")
+		v.check(c.Edge.Broker != EmbeddedBroker || o.Broker != EmbeddedBroker, "orchestrator.broker",
+			"is %q, as edge.broker is: the daemon has one broker, so name its address, such as mqtt://127.0.0.1:1883", EmbeddedBroker)
+	}
 	v.check(o.KeepaliveMissed >= 1, "orchestrator.keepalive_missed", "%d is not at least 1", o.KeepaliveMissed)
 }
 

@@ -86,6 +86,24 @@ root = "/var/lib/tripod"
 	}
 }
 
+// TestHostedOrchestrator checks that a daemon with an orchestrator is a node of the edge protocol with one broker.
+func TestHostedOrchestrator(t *testing.T) {
+	for text, want := range map[string]string{
+		"orchestrator = true":                 "edge.orchestrator: needs edge.enabled",
+		"enabled = true\norchestrator = true": "",
+		"enabled = true\nbroker = \"mqtt://host:1883\"\norchestrator = true\n[orchestrator]\nbroker = \"embedded\"": "",
+		"enabled = true\norchestrator = true\n[orchestrator]\nbroker = \"embedded\"":                                "the daemon has one broker",
+	} {
+		c, err := Parse([]byte("[edge]\n"+text), "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Complete(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", text, err, want)
+		}
+	}
+}
+
 func TestEdgeDefaults(t *testing.T) {
 	c, err := Parse([]byte(`
 root = "/srv/node"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -30,7 +31,7 @@ import (
 // messages.
 const flushTimeout = 5 * time.Second
 
-// CloseTimeout bounds Close of a Door or an Orchestrator.
+// CloseTimeout bounds Close of an Orchestrator, or of a Door without one.
 const CloseTimeout = flushTimeout + brokerClose
 
 // retryInterval is the time between attempts to open a front door that a disk fault keeps closed.
@@ -52,34 +53,38 @@ type Services struct {
 	Health *health.Board
 	// PrivateDir creates a directory if it is missing, and makes sure that only the daemon can access it.
 	PrivateDir func(dir string) error
+	// HoldDir does the same, and locks the directory for this process until the result is closed.
+	HoldDir func(dir string) (io.Closer, error)
 	// Register adds metrics; nil discards them.
 	Register func(prometheus.Collector)
 }
 
 // Door is the MQTT front door of a node.
 type Door struct {
-	config   *config.Config
-	services Services
-	log      *slog.Logger
-	broker   broker.Broker    // nil unless embedded
-	manager  *manager.Manager // nil while the door is closed
-	stop     context.CancelFunc
-	retries  sync.WaitGroup
+	config       *config.Config
+	services     Services
+	log          *slog.Logger
+	broker       broker.Broker    // nil unless embedded
+	manager      *manager.Manager // nil while the door is closed
+	orchestrator *hosted          // nil unless configured
+	life         context.Context
+	stop         context.CancelFunc
+	tasks        sync.WaitGroup
 }
 
 // Open opens the front door. If a disk fault makes the door's files unusable, the door stays closed, reports the
 // problem to Health and tries again. The node works without the door. Any other failure is an error.
 func Open(c *config.Config, s Services) (*Door, error) {
 	d := &Door{config: c, services: s, log: s.Logger.With("part", "edge")}
+	d.life, d.stop = context.WithCancel(context.Background())
 	err := d.open()
 	if err != nil && !health.DiskFault(err) {
+		d.stop()
 		return nil, err
 	}
 	d.report(err)
-	ctx, stop := context.WithCancel(context.Background())
-	d.stop = stop
 	if err != nil {
-		d.retries.Go(guard.Every(ctx, d.log, "edge front door", retryInterval, func() {
+		d.tasks.Go(guard.Every(d.life, d.log, "edge front door", retryInterval, func() {
 			if d.manager == nil {
 				d.report(d.open())
 			}
@@ -93,7 +98,7 @@ func (d *Door) report(err error) {
 	d.services.Health.Report("edge front door", health.EdgeReady, health.DiskReason(err), err)
 }
 
-// open opens the parts: first the broker, then the runtimes and the manager. After an error, none of them is open.
+// open opens the parts: the broker, the runtimes and the manager, the orchestrator. After an error, none of them is open.
 func (d *Door) open() error {
 	c := d.config
 	dir := filepath.Join(c.Root, "edge")
@@ -115,7 +120,13 @@ func (d *Door) open() error {
 	if err != nil {
 		return errors.Join(err, closeBroker(b))
 	}
-	d.broker, d.manager = b, m
+	var o *hosted
+	if c.Edge.Orchestrator {
+		if o, err = d.host(); err != nil {
+			return errors.Join(err, closeManager(m), closeBroker(b))
+		}
+	}
+	d.broker, d.manager, d.orchestrator = b, m, o
 	if register := d.services.Register; register != nil {
 		if b != nil {
 			register(brokerFigures{b})
@@ -146,13 +157,17 @@ func (d *Door) openManager(id identity, client mqtt.Config) (*manager.Manager, e
 // Close closes the parts, in reverse order of opening. Modules keep running.
 func (d *Door) Close() error {
 	d.stop()
-	d.retries.Wait()
+	d.tasks.Wait()
 	if d.manager == nil {
 		return nil
 	}
+	return errors.Join(d.orchestrator.Close(), closeManager(d.manager), closeBroker(d.broker))
+}
+
+func closeManager(m *manager.Manager) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 	defer cancel()
-	return errors.Join(d.manager.Close(ctx), closeBroker(d.broker))
+	return m.Close(ctx)
 }
 
 // runtimes makes the built-in runtime and those of the configured programs.

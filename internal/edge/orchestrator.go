@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"path/filepath"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/orchestrator"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // orchestratorSession is how long the broker keeps messages for a disconnected orchestrator: clients' requests, exits,
@@ -86,4 +88,35 @@ func (o *Orchestrator) closeServers() error {
 		_ = o.listener.Close() // Serve may have closed it
 	}
 	return closeBroker(o.broker)
+}
+
+// hosted is the orchestrator in a daemon.
+type hosted struct {
+	*Orchestrator
+	lock io.Closer
+}
+
+// host opens the orchestrator of [orchestrator] in this process and serves its REST interface until the door closes.
+func (d *Door) host() (*hosted, error) {
+	lock, err := d.services.HoldDir(d.config.Orchestrator.Root)
+	if err != nil {
+		return nil, err
+	}
+	o, err := OpenOrchestrator(d.life, d.config, d.services)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	d.tasks.Go(guard.Func(d.log, "orchestrator REST", func() {
+		if err := o.Serve(d.life); err != nil {
+			d.log.Error("the orchestrator's REST interface has ended", "err", err)
+		}
+	}))
+	return &hosted{o, lock}, nil
+}
+
+func (h *hosted) Close() error {
+	if h == nil {
+		return nil
+	}
+	return errors.Join(h.Orchestrator.Close(), h.lock.Close())
 }

@@ -19,7 +19,7 @@ var (
 )
 
 // TestEdgeGuide types the commands of docs/edge.md, "Two modules in five minutes", as they stand, and looks for the output
-// that the guide shows. Only directories differ, and the harness starts the two servers.
+// that the guide shows. Only directories differ, and the harness starts the daemon.
 func TestEdgeGuide(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -34,20 +34,20 @@ func TestEdgeGuide(t *testing.T) {
 	modules := filepath.Join(t.TempDir(), "modules")
 	paths := strings.NewReplacer("/var/lib/tripod-modules", modules, "/tmp/edge.toml", filepath.Join(t.TempDir(), "edge.toml"))
 	blocks := guideBlock.FindAllStringSubmatch(paths.Replace(guide), -1)
-	if len(blocks) != 4 {
-		t.Fatalf("the guide has %d blocks of commands, want 4: node, orchestrator, runtimes, modules", len(blocks))
+	if len(blocks) != 3 {
+		t.Fatalf("the guide has %d blocks of commands, want 3: node, runtimes, modules", len(blocks))
 	}
-	check := strings.NewReplacer("tripod daemon", "tripod config check", "tripod orchestrator", "tripod config check")
-	typeGuide(t, root, check.Replace(blocks[0][1]), nil)
-	typeGuide(t, root, check.Replace(blocks[1][1]), nil)
+	typeGuide(t, root, strings.Replace(blocks[0][1], "tripod daemon", "tripod config check", 1), nil)
 
-	n := startEdge(t, false, harness.Set("edge.module_roots", []string{modules}))
-	env := []string{"TRIPOD_EDGE_BROKER=" + n.o.Broker, "TRIPOD_EDGE_ORCHESTRATOR=" + n.o.REST}
-	typeGuide(t, root, blocks[2][1]+blocks[3][1], env)
-	if got := n.o.MustEdge("ps", "-a"); !strings.Contains(got, "ticker") || !strings.Contains(got, "killed") {
+	address := harness.FreeAddress(t)
+	o, hosted := harness.HostOrchestrator(t, address)
+	harness.StartDaemon(t, harness.Edge(t, address, ""), hosted, harness.Set("edge.module_roots", []string{modules}))
+	o.WaitRuntime("wasm", "A") // "within a few seconds"
+	typeGuide(t, root, blocks[1][1]+blocks[2][1], []string{"TRIPOD_EDGE_BROKER=" + o.Broker, "TRIPOD_EDGE_ORCHESTRATOR=" + o.REST})
+	if got := o.MustEdge("ps", "-a"); !strings.Contains(got, "ticker") || !strings.Contains(got, "killed") {
 		t.Errorf("ps -a after the guide: got\n%s\nwant the running ticker and the stopped relay", got)
 	}
-	n.o.MustEdge("stop", "ticker", "relay") // one is stopped already
+	o.MustEdge("stop", "ticker", "relay") // one is stopped already
 }
 
 // typeGuide runs the commands of a block in one shell. Each line of output in the block must be printed, but numbers and

@@ -56,6 +56,26 @@ func startEdge(t *testing.T, mosquitto bool, opts ...harness.Option) *edgeNode {
 	return n
 }
 
+// TestEdgeHosted runs broker, manager and orchestrator in one daemon, kills it, and finds its module in the next one.
+func TestEdgeHosted(t *testing.T) {
+	address := harness.FreeAddress(t)
+	o, hosted := harness.HostOrchestrator(t, address)
+	d := harness.StartDaemon(t, harness.Edge(t, address, ""), hosted)
+	o.WaitRuntime("wasm", "A")
+	module := strings.TrimSpace(o.MustEdge("run", relayModule, "--name", "relay", "--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1"))
+	o.WaitModule(module, "A")
+	d.Kill()
+	d.Start()
+	o.WaitRuntime("wasm", "A")
+	o.WaitModule(module, "A")
+	n := &edgeNode{T: t, d: d, o: o, addr: address, sub: harness.Subscribe(t, address, "app/#")}
+	n.joined("app/in", "app/out", "relay")
+	d.Stop()
+	d.Start()
+	o.MustEdge("stop", module)
+	o.WaitModule(module, "D")
+}
+
 // relay runs a relay from one topic to another, waits until its channels are open, and returns its uuid.
 func (n *edgeNode) relay(name, from, to string, args ...string) string {
 	n.Helper()

@@ -133,6 +133,21 @@ func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
 	return StartOrchestratorWith(t, broker, nil)
 }
 
+// HostOrchestrator returns the orchestrator of a daemon with the embedded broker at the given address, and the option that
+// makes the daemon run it.
+func HostOrchestrator(t testing.TB, broker string) (*Orchestrator, Option) {
+	t.Helper()
+	rest := FreeAddress(t)
+	return &Orchestrator{process: process{t: t}, REST: "http://" + rest, Broker: "mqtt://" + broker}, func(d *Daemon) {
+		for key, value := range map[string]any{
+			"edge.orchestrator": true, "orchestrator.broker": "mqtt://" + broker, "orchestrator.address": rest,
+			"orchestrator.root": filepath.Join(t.TempDir(), "orchestrator"), "orchestrator.keepalive_interval": "2s",
+		} {
+			set(d.config, key, value)
+		}
+	}
+}
+
 // StartOrchestratorWith is like StartOrchestrator, with additional configuration keys.
 func StartOrchestratorWith(t testing.TB, broker string, keys map[string]any) *Orchestrator {
 	t.Helper()
