@@ -28,6 +28,8 @@ type chain struct {
 	optional map[string]string
 	// masqueraded holds the pod subnets whose addresses we masquerade. Only the embedded default has any.
 	masqueraded []netip.Prefix
+	// settings are those from which the embedded default was made.
+	settings DefaultNetwork
 }
 
 // embedded reports whether c is the embedded default.
@@ -59,8 +61,8 @@ func (l confList) parse() (*libcni.NetworkConfigList, error) {
 
 // findChain loads the configuration in dir whose file name sorts first. If there is none, it returns the embedded
 // default, or an error if the default is off. An invalid file is an error, because skipping it would select a different
-// network.
-func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
+// network. last is the chain found before, or nil: the same embedded default is not made again.
+func findChain(dir string, def DefaultNetwork, leases string, last *chain) (*chain, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
 		return nil, fmt.Errorf("read CNI configuration directory: %w: %w", err, errdefs.ErrFailedPrecondition)
@@ -69,13 +71,16 @@ func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 		return nil, fmt.Errorf("no CNI configuration in %s, and the embedded default is switched off (install a network plugin): %w",
 			dir, errdefs.ErrFailedPrecondition)
 	}
+	if len(files) == 0 && last != nil && last.embedded() && last.settings == def {
+		return last, nil
+	}
 	if len(files) == 0 {
 		return defaultChain(def, leases)
 	}
 	slices.Sort(files)
 	c, err := loadChain(files[0])
 	if errors.Is(err, fs.ErrNotExist) { // removed after ConfFiles listed it
-		return findChain(dir, def, leases)
+		return findChain(dir, def, leases, last)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("CNI configuration %s is invalid (correct it, or remove it to use the next file by name): %w: %w",
@@ -190,7 +195,7 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 		return nil, fmt.Errorf("embedded default network: %w", err)
 	}
 	optional := map[string]string{"portmap": capPortMappings, "bandwidth": capBandwidth}
-	return &chain{source: defaultSource, list: list, optional: optional, masqueraded: masqueraded}, nil
+	return &chain{source: defaultSource, list: list, optional: optional, masqueraded: masqueraded, settings: d}, nil
 }
 
 // forPod returns the configuration list without the optional plugins whose capability is not in caps.

@@ -44,7 +44,7 @@ func TestFindChain(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			got, err := findChain(dir, DefaultNetwork{Bridge: "b0", SubnetV4: DefaultSubnetV4}, "/leases")
+			got, err := findChain(dir, DefaultNetwork{Bridge: "b0", SubnetV4: DefaultSubnetV4}, "/leases", nil)
 			switch {
 			case c.want == "" && (!errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), dir)):
 				t.Errorf("findChain = %v, %v, want a failed precondition that names the file", got, err)
@@ -70,7 +70,7 @@ func TestPluginsInFolder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c, err := findChain(dir, DefaultNetwork{}, "")
+	c, err := findChain(dir, DefaultNetwork{}, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

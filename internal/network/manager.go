@@ -133,8 +133,13 @@ func (m *Manager) reload() {
 		}
 	}
 
-	c, err := findChain(m.cfg.ConfDir, def, m.leasesDir())
-	old := m.chain.Swap(&loaded{chain: c, err: err})
+	var last *chain
+	old := m.chain.Load()
+	if old != nil {
+		last = old.chain
+	}
+	c, err := findChain(m.cfg.ConfDir, def, m.leasesDir(), last)
+	m.chain.Store(&loaded{chain: c, err: err})
 	switch {
 	case err != nil && (old == nil || old.err == nil || old.err.Error() != err.Error()):
 		m.cfg.Logger.Error("CNI configuration cannot be loaded", "err", err)

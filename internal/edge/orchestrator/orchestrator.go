@@ -70,7 +70,8 @@ func Open(ctx context.Context, c Config) (*Orchestrator, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &Orchestrator{config: c, log: c.Log, store: s, counts: newCounters(), uuid: uuid.NewString(), beats: map[string]beat{}}
+	o := &Orchestrator{config: c, log: c.Log, store: s, counts: newCounters(), uuid: uuid.NewString(), beats: map[string]beat{},
+		ledger: ledger{noted: make(chan struct{}, 1)}}
 	if o.state, err = load(s); err != nil {
 		return nil, errors.Join(err, s.close())
 	}

@@ -57,8 +57,13 @@ func (o *Orchestrator) watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-o.ledger.noted:
+			orders.Reset(orderTick)
 		case <-orders.C:
 			o.settleOrders(ctx, false)
+			if !o.ordered() {
+				orders.Stop()
+			}
 		case <-deadlines.C:
 			o.checkDeadlines(ctx)
 		}
@@ -147,6 +152,7 @@ type ledger struct {
 	open    map[string]bool // uuids of modules whose record is Unconfirmed
 	failed  bool            // the client has refused an order
 	dropped uint64          // Stats.Dropped of the client at the last check
+	noted   chan struct{}   // receives after an order was added to open
 }
 
 func (l *ledger) note(changes map[key]*Record) {
@@ -156,6 +162,10 @@ func (l *ledger) note(changes map[key]*Record) {
 				l.open = map[string]bool{}
 			}
 			l.open[k.uuid] = true
+			select {
+			case l.noted <- struct{}{}:
+			default:
+			}
 		}
 	}
 }
@@ -193,6 +203,13 @@ func (o *Orchestrator) repeatOrder(ctx context.Context, m *Record) {
 	topic, e := o.orderTo(m, r, action)
 	e.ObjectID = m.Order
 	o.publish(ctx, message{topic: topic, id: e.ObjectID, payload: e.Bytes()})
+}
+
+// ordered reports whether orders may not have reached the broker.
+func (o *Orchestrator) ordered() bool {
+	o.deciding.Lock()
+	defer o.deciding.Unlock()
+	return len(o.ledger.open) > 0
 }
 
 // settleOrders records orders as confirmed once the broker has acknowledged all messages. If the client has dropped
