@@ -11,6 +11,8 @@
 #
 # bench.sh edge: only edge modules.
 #
+# bench.sh light: only the memory of an idle node of the edge; prints the table.
+#
 # bench.sh first: only the first start of a component, calls to Greeters in C, Go and JavaScript, HTTP/2 without a component, and
 # what "serve" measures; prints the tables.
 #
@@ -92,8 +94,12 @@ cgroup_parent = "$TRIPOD_TEST_CGROUP"
 accel = "$accel"
 [metrics]
 address = "$metrics"
+[backends]
+linux = ${others:-true}
+vm = ${others:-true}
 [edge]
 enabled = ${edge:-false}
+orchestrator = ${hosted:-false}
 module_roots = ["$PWD/examples/edge"]
 [orchestrator]
 root = "$dir/orchestrator"
@@ -302,6 +308,40 @@ measure_edge() {
   stop_runtime
 }
 
+# measure_light: what an idle node of the edge takes, with only the Wasm backend, into $dir/light.md.
+measure_light() {
+  printf '| MiB (PSS), idle for 60 s | daemon with broker and manager | orchestrator | together |\n|---|---:|---:|---:|\n' >"$dir/light.md"
+  say "Tripod, edge: memory of an idle node, the orchestrator in the daemon"
+  edge=true hosted=true others=false start_tripod crun
+  await "the runtime has registered" runtime_alive
+  sleep 60
+  light_row "in one process, after the start" "$runtime_pid"
+  for i in {1..10}; do "$TRIPOD" edge run examples/edge/ticker-go/ticker.wasm --name "ticker-$i" --channel out=bench/tick:w >/dev/null; done
+  for i in {1..10}; do "$TRIPOD" edge stop "ticker-$i" >/dev/null; done
+  sleep 60
+  light_row "in one process, after 10 modules" "$runtime_pid"
+  stop_runtime
+  say "Tripod, edge: memory of an idle node, the orchestrator beside the daemon"
+  edge=true others=false start_tripod crun
+  "$TRIPOD" orchestrator --config "$dir/tripod.toml" 2>>"$dir/orchestrator.log" &
+  orchestrator_pid=$!
+  await "the runtime has registered" runtime_alive
+  sleep 60
+  light_row "in two processes, after the start" "$runtime_pid" "$orchestrator_pid"
+  kill "$orchestrator_pid"
+  wait "$orchestrator_pid" || true
+  stop_runtime
+}
+
+# light_row NAME PID...: add a row with the memory of the processes.
+light_row() {
+  local name=$1
+  shift
+  awk -v name="$name" -v one="$#" '/^Pss:/ { pss[++n] = $2 / 1024 }
+    END { printf "| %s | %.1f | %s | %.1f |\n", name, pss[1], one == 1 ? "in it" : sprintf("%.1f", pss[2]), pss[1] + pss[2] }' \
+    $(printf '/proc/%s/smaps_rollup ' "$@") >>"$dir/light.md"
+}
+
 # measure_broker: compare the embedded broker with mosquitto, into $dir/broker.md.
 measure_broker() {
   say "Tripod, edge: the broker beside mosquitto"
@@ -345,7 +385,13 @@ inside() {
   fi
   if [ "$pods" = edge ]; then
     measure_edge
-    cat "$dir/edge.md" "$dir/broker.md"
+    measure_light
+    cat "$dir/edge.md" "$dir/broker.md" "$dir/light.md"
+    return
+  fi
+  if [ "$pods" = light ]; then
+    measure_light
+    cat "$dir/light.md"
     return
   fi
   if [ "$pods" = first ]; then
@@ -382,6 +428,7 @@ inside() {
   fi
   measure_wasm
   measure_edge
+  measure_light
   measure_vm
   measure_many # before a daemon with runc: its state would not be of the record of the daemon with crun
   measure_containers
@@ -530,6 +577,10 @@ the process's resident set with 4 000 clients that are idle, or away, once it ha
 
 $(cat "$dir/broker.md")
 
+A node with only the Wasm backend, the embedded broker and an orchestrator, which nobody uses:
+
+$(cat "$dir/light.md")
+
 ## Machines
 
 The test guest (hack/images/guest: a kernel, an initramfs, a shell script) boots in a VM pod and, in turns, in QEMU started
@@ -552,17 +603,17 @@ done
 # alone WHAT...: only one of these parts is measured.
 alone() { [[ " $* " == *" ${part:-all} "* ]]; }
 part=${1-}
-alone vm edge many first calls serve || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+alone vm edge light many first calls serve || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running; two would disturb each other"
 hack/images.sh build
 ! alone serve || hack/serve.sh
-if ! alone vm edge; then
+if ! alone vm edge light; then
   crun=$(command -v crun) || fail "crun is not installed: run hack/setup.sh"
   cc -O2 -static -D CRUN="\"$crun\"" -o build/bin/crun hack/bench/crun.c
 fi
-if ! alone vm edge many first calls serve; then
+if ! alone vm edge light many first calls serve; then
   containerd=$(hack/containerd.sh)
   export containerd old_version new_version=${containerd##*/}
   old_version=$(containerd --version | awk '{print $3}') old_version=${old_version%%[~+]*}
@@ -570,7 +621,7 @@ fi
 GOOS=wasip1 GOARCH=wasm go build -C examples/wasm/greeter-go -buildmode=c-shared -o "$PWD/build/bin/greeter-go.wasm" .
 CGO_ENABLED=0 go build -C examples/wasm/greeter-go -o "$PWD/build/bin/greeter-native" .
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
-if alone vm edge many first calls serve containers; then
+if alone vm edge light many first calls serve containers; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi
 new=$(mktemp)

@@ -19,28 +19,28 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// The process is idle if it used less than 1 % of one CPU during an interval. It gives memory back at its first idle
-// interval, and then whenever it has worked for a second in between.
+// The process is idle if it used less than 1 % of one CPU during an interval.
 const (
 	interval = 10 * time.Second
 	quiet    = interval / 100
-	worked   = time.Second
 )
 
-// Watch gives memory back whenever the process becomes idle, until ctx ends.
+// Watch gives memory back until ctx ends: in the first interval in which the process is idle, and then whenever it is
+// idle and twice as large as it was thereafter. So memory that the process uses even when idle stays.
 func Watch(ctx context.Context, log *slog.Logger) {
-	tick, released := time.Duration(0), -worked
-	watch := guard.Every(ctx, log, "idle memory", interval, func() {
-		used := cpuTime()
-		if used-tick < quiet && used-released >= worked {
-			if err := Release(); err != nil {
-				log.Warn("cannot give back memory of the program's file", "err", err)
-			}
-			released = cpuTime()
+	var used time.Duration
+	least := 0
+	go guard.Every(ctx, log, "idle memory", interval, func() {
+		before := used
+		used = cpuTime()
+		if used-before >= quiet || resident() <= 2*least {
+			return
 		}
-		tick = used
-	})
-	go watch()
+		if err := Release(); err != nil {
+			log.Warn("cannot give back memory of the program's file", "err", err)
+		}
+		least = resident()
+	})()
 }
 
 // Release gives back the free heap and the unmodified pages of the program's file. Pages that are used again are mapped
@@ -80,6 +80,15 @@ func unmap(file string) error {
 		}
 	}
 	return nil
+}
+
+// resident returns the size of the resident set in pages (proc_pid_statm(5)), or 0 if it cannot be read.
+func resident() (pages int) {
+	statm, err := os.ReadFile("/proc/self/statm")
+	if err == nil {
+		_, _ = fmt.Sscanf(string(statm), "%d %d", new(int), &pages)
+	}
+	return pages
 }
 
 func cpuTime() time.Duration {

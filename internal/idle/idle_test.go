@@ -39,11 +39,11 @@ func TestUnmap(t *testing.T) {
 	if !bytes.Equal(clean, content) { // which has mapped each page
 		t.Fatal("the mapping has another content")
 	}
-	before := resident(t, file)
+	before := mapped(t, file)
 	if err := unmap(file); err != nil {
 		t.Fatal(err)
 	}
-	if after := resident(t, file); before-after != len(content) {
+	if after := mapped(t, file); before-after != len(content) {
 		t.Errorf("%d bytes left memory, want %d", before-after, len(content))
 	}
 	if !bytes.Equal(clean, content) {
@@ -74,8 +74,8 @@ func mapping(t *testing.T, file string) []byte {
 	return m
 }
 
-// resident returns how many bytes of the file's mappings are in memory.
-func resident(t *testing.T, file string) (total int) {
+// mapped returns how many bytes of the file's mappings are in memory.
+func mapped(t *testing.T, file string) (total int) {
 	t.Helper()
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
