@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/binary"
+	"hash/crc32"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -40,9 +41,12 @@ func partition(disk []byte, kind byte, first, sectors uint32) []byte {
 func uefiOnly() []byte {
 	disk := partition(bootable(), 0xee, 1, 2047)
 	clear(disk[:440])
-	header, entry := disk[512:], disk[1024:]
-	copy(header, "EFI PART")
+	header, entry := disk[512:][:92], disk[1024:][:128]
+	copy(header, "EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00")
 	copy(entry, []byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b})
+	header[72], header[80], header[84] = 2, 1, 128 // the table's sector, its entries, their size
+	binary.LittleEndian.PutUint32(header[88:], crc32.ChecksumIEEE(entry))
+	binary.LittleEndian.PutUint32(header[16:], crc32.ChecksumIEEE(header))
 	return disk
 }
 
@@ -109,7 +113,7 @@ func TestV5NoBootableDevice(t *testing.T) {
 	for name, u := range images {
 		disks[name] = u.disk
 	}
-	d := boots(t, disks)
+	d := boots(t, disks, harness.Set("vm.default_memory", 64<<20)) // enough for UEFI
 	for name, u := range images {
 		t.Run(name, func(t *testing.T) { wantNoBoot(t, d, "virtlet.cloud/"+name, u) })
 	}

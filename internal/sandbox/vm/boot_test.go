@@ -116,7 +116,7 @@ func TestFirmware(t *testing.T) {
 }
 
 // TestFirmwareRefused: CreateContainer refuses UEFI for an image with a kernel, and a disk that needs UEFI if the node has
-// no UEFI firmware.
+// no UEFI firmware, or the machine too little memory for it.
 func TestFirmwareRefused(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("kernel", byFirmware("uefi"))
@@ -128,6 +128,14 @@ func TestFirmwareRefused(t *testing.T) {
 		if _, err := r.CreateContainer(r.ctx(), p, r.container(p, test.image)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "UEFI") {
 			t.Errorf("CreateContainer of %s without a UEFI firmware: got error %v, want ErrFailedPrecondition", test.image, err)
 		}
+	}
+	withUEFI(t)(&r.config)
+	r.restart()
+	small := r.container(p, "disk-uefi")
+	small.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 48 << 20}
+	p.Config.Annotations = nil
+	if _, err := r.CreateContainer(r.ctx(), p, small); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "memory_limit_in_bytes") {
+		t.Errorf("CreateContainer with too little memory for UEFI: got error %v, want ErrInvalidArgument that names the field", err)
 	}
 	if err := r.Validate(r.podConfig("wrong", byFirmware("ovmf")), nil); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "`bios` or `uefi`") {
 		t.Errorf("Validate of an unknown firmware: got error %v, want ErrInvalidArgument with the allowed values", err)

@@ -18,6 +18,9 @@ const (
 	// minMemory is the minimum memory of a guest in bytes. With that much, a kernel can at least report that it needs
 	// more.
 	minMemory = 16 << 20
+	// minUEFIMemory is the minimum memory in bytes of a guest that boots by UEFI. With 32 MiB, OVMF stops with an exception
+	// before it reports anything; with 48 MiB, it still boots.
+	minUEFIMemory = 64 << 20
 	// defaultCmdline is used for images without a command line. It sends the kernel's messages to the container's log.
 	defaultCmdline = "console=ttyS0"
 )
