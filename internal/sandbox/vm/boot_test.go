@@ -137,6 +137,11 @@ func TestFirmwareRefused(t *testing.T) {
 	if _, err := r.CreateContainer(r.ctx(), p, small); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "memory_limit_in_bytes") {
 		t.Errorf("CreateContainer with too little memory for UEFI: got error %v, want ErrInvalidArgument that names the field", err)
 	}
+	shrinks := r.create(p, "disk-uefi")
+	shrinks.Config.Linux.Resources = small.Config.Linux.Resources
+	if err := r.UpdateContainer(r.ctx(), p, shrinks); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("UpdateContainer to too little memory for UEFI: got error %v, want ErrInvalidArgument", err)
+	}
 	if err := r.Validate(r.podConfig("wrong", byFirmware("ovmf")), nil); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "`bios` or `uefi`") {
 		t.Errorf("Validate of an unknown firmware: got error %v, want ErrInvalidArgument with the allowed values", err)
 	}

@@ -234,8 +234,8 @@ func (b *Backend) chooseFirmware(o *plan) error {
 
 // makeFlash sets o.uefi, and makes the machine's own copy of the firmware's variables.
 func (b *Backend) makeFlash(o *plan) error {
-	if memory := b.memory(sandbox.Resources(o.pod, o.container)); memory < minUEFIMemory {
-		return fields.Invalid("linux.resources.memory_limit_in_bytes", "the disk boots by UEFI, which needs %d bytes of memory, but the machine has %d", minUEFIMemory, memory)
+	if err := checkUEFIMemory(b.memory(sandbox.Resources(o.pod, o.container))); err != nil {
+		return err
 	}
 	found, err := b.cfg.UEFI()
 	if err != nil {
