@@ -13,6 +13,7 @@ packages=(
   runc crun conmon catatonit            # OCI runtimes, their monitor, the init of a shared PID namespace
   containernetworking-plugins iptables nftables iproute2
   qemu-system-x86 qemu-utils            # virtual machines (qemu-img is for the tests)
+  ovmf                                  # UEFI for machines
   qemu-system-common                    # virtiofsd, which shares directories with machines
   # what the tests run
   docker-registry skopeo                # the registry on loopback, and the tool that fills it

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/binary"
+	"hash/crc32"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -40,9 +41,12 @@ func partition(disk []byte, kind byte, first, sectors uint32) []byte {
 func uefiOnly() []byte {
 	disk := partition(bootable(), 0xee, 1, 2047)
 	clear(disk[:440])
-	header, entry := disk[512:], disk[1024:]
-	copy(header, "EFI PART")
+	header, entry := disk[512:][:92], disk[1024:][:128]
+	copy(header, "EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00")
 	copy(entry, []byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b})
+	header[72], header[80], header[84] = 2, 1, 128 // the table's sector, its entries, their size
+	binary.LittleEndian.PutUint32(header[88:], crc32.ChecksumIEEE(entry))
+	binary.LittleEndian.PutUint32(header[16:], crc32.ChecksumIEEE(header))
 	return disk
 }
 
@@ -61,8 +65,15 @@ func boots(t *testing.T, disks map[string][]byte, opts ...harness.Option) *harne
 	return tinyVM(t, append(opts, harness.Set("vm.translations_dir", rules))...)
 }
 
+// unbootable is an intact disk that the machine's firmware cannot boot, a part of the reported reason, and the beginning
+// of the firmware's output in the log.
+type unbootable struct {
+	disk           []byte
+	says, firmware string
+}
+
 // wantNoBoot runs a machine from an image that cannot boot, and checks that the event, the status and the log say so.
-func wantNoBoot(t *testing.T, d *harness.Daemon, image, says string) {
+func wantNoBoot(t *testing.T, d *harness.Daemon, image string, u unbootable) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.GuestTimeout)
 	defer cancel()
@@ -79,37 +90,32 @@ func wantNoBoot(t *testing.T, d *harness.Daemon, image, says string) {
 		if e.ContainerId != c.ID || e.ContainerEventType != runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT {
 			continue
 		}
-		if len(e.ContainersStatuses) != 1 || e.ContainersStatuses[0].Reason != "NoBootableDevice" || !strings.Contains(e.ContainersStatuses[0].Message, says) {
-			t.Errorf("event: got statuses %v, want NoBootableDevice and %q", e.ContainersStatuses, says)
+		if len(e.ContainersStatuses) != 1 || e.ContainersStatuses[0].Reason != "NoBootableDevice" || !strings.Contains(e.ContainersStatuses[0].Message, u.says) {
+			t.Errorf("event: got statuses %v, want NoBootableDevice and %q", e.ContainersStatuses, u.says)
 		}
 		break
 	}
-	if s := c.WaitExit(128); s.Reason != "NoBootableDevice" || !strings.Contains(s.Message, says) {
-		t.Errorf("status: got %v, want NoBootableDevice and %q", s, says)
+	if s := c.WaitExit(128); s.Reason != "NoBootableDevice" || !strings.Contains(s.Message, u.says) {
+		t.Errorf("status: got %v, want NoBootableDevice and %q", s, u.says)
 	}
-	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "firmware: Booting from Hard Disk...") || !strings.Contains(log, "tripod: ") || !strings.Contains(log, says) {
-		t.Errorf("log: got %q, want lines of the firmware and of tripod with %q", log, says)
+	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "firmware: "+u.firmware) || !strings.Contains(log, "tripod: ") || !strings.Contains(log, u.says) {
+		t.Errorf("log: got %q, want lines of the firmware and of tripod with %q", log, u.says)
 	}
 }
 
-// unbootable are intact disks that a BIOS cannot boot, and the reported reasons.
-var unbootable = map[string]struct {
-	disk []byte
-	says string
-}{
-	"zeros.raw": {make([]byte, 1<<20), "not a bootable disk"},
-	"uefi.raw":  {uefiOnly(), "no code"},
-}
+// emptyDisk is a disk that no BIOS boots.
+var emptyDisk = unbootable{make([]byte, 1<<20), "not a bootable disk", "Booting from Hard Disk..."}
 
-// TestV5NoBootableDevice: a machine whose disk is empty, or boots only with UEFI, ends with a reason.
+// TestV5NoBootableDevice: a machine whose disk is empty, or boots by UEFI but has no boot loader, ends with a reason.
 func TestV5NoBootableDevice(t *testing.T) {
+	images := map[string]unbootable{"zeros.raw": emptyDisk, "uefi.raw": {uefiOnly(), "failed to load Boot0001", "BdsDxe: failed to load"}}
 	disks := map[string][]byte{}
-	for name, u := range unbootable {
+	for name, u := range images {
 		disks[name] = u.disk
 	}
-	d := boots(t, disks)
-	for name, u := range unbootable {
-		t.Run(name, func(t *testing.T) { wantNoBoot(t, d, "virtlet.cloud/"+name, u.says) })
+	d := boots(t, disks, harness.Set("vm.default_memory", 64<<20)) // enough for UEFI
+	for name, u := range images {
+		t.Run(name, func(t *testing.T) { wantNoBoot(t, d, "virtlet.cloud/"+name, u) })
 	}
 }
 
@@ -117,9 +123,9 @@ func TestV5NoBootableDevice(t *testing.T) {
 func TestV5NoBootableDeviceLibvirt(t *testing.T) {
 	lv := libvirtdtest.Start(t)
 	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
-	d := boots(t, map[string][]byte{"zeros.raw": make([]byte, 1<<20)}, harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI))
+	d := boots(t, map[string][]byte{"zeros.raw": emptyDisk.disk}, harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI))
 	t.Cleanup(lv.Kill)
-	wantNoBoot(t, d, "virtlet.cloud/zeros.raw", "not a bootable disk")
+	wantNoBoot(t, d, "virtlet.cloud/zeros.raw", emptyDisk)
 }
 
 // TestV5Refused: damaged disks are refused before a machine exists: by the pull if the file is truncated or has another

@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 	"github.com/tripod-run/tripod/internal/stats"
@@ -33,9 +34,11 @@ type settings struct {
 	Virtiofs func(context.Context) error
 	// AgentDisk is the path of the disk image with the guest's agent; "" means that machines get no such disk.
 	AgentDisk string
-	Images    Images
-	Network   network
-	Logger    *slog.Logger
+	// UEFI returns the node's UEFI firmware, or errdefs.ErrFailedPrecondition if there is none.
+	UEFI    func() (firmware.UEFI, error)
+	Images  Images
+	Network network
+	Logger  *slog.Logger
 }
 
 // Images is the part of the image service that the backend uses; *image.Store implements it.
@@ -134,8 +137,8 @@ func (c settings) check() error {
 			return fmt.Errorf("vm backend: %s %q is not an absolute, clean path: %w", name, path, errdefs.ErrInvalidArgument)
 		}
 	}
-	if c.Driver == nil || c.Images == nil || c.Network == nil || len(c.Cgroup.Roots) == 0 {
-		return fmt.Errorf("vm backend: Driver, Images, Network or Cgroup is missing: %w", errdefs.ErrInvalidArgument)
+	if c.Driver == nil || c.UEFI == nil || c.Images == nil || c.Network == nil || len(c.Cgroup.Roots) == 0 {
+		return fmt.Errorf("vm backend: Driver, UEFI, Images, Network or Cgroup is missing: %w", errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
@@ -146,6 +149,7 @@ func (c Config) overlayFile(id string) string { return filepath.Join(c.diskDir(i
 func (c Config) scratchFile(id, disk string) string {
 	return filepath.Join(c.diskDir(id), disk+".qcow2")
 }
+func (c Config) nvramFile(id string) string     { return filepath.Join(c.diskDir(id), "nvram.fd") }
 func (c Config) cloudInitFile(id string) string { return filepath.Join(c.diskDir(id), "cidata.iso") }
 func (c Config) serialDir(id string) string     { return filepath.Join(c.podDir(id), "console") }
 func (c Config) serialLog(id string) string     { return filepath.Join(c.serialDir(id), "serial.log") }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"time"
@@ -43,7 +44,7 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	}
 	timedOut := false
 	for pause := pollMin; ; pause = min(2*pause, pollMax) {
-		if b.readFirmware(h.ID, &report) {
+		if b.readFirmware(h, &report) {
 			pause = pollMin
 		}
 		if b.endUnbootable(h, l, &report) {
@@ -66,12 +67,32 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 }
 
 // readFirmware adds the firmware's new output to the given report. It returns whether the machine has rebooted.
-func (b *Backend) readFirmware(id string, report *firmware.Report) (rebooted bool) {
-	output, err := b.cfg.Driver.Firmware(b.ctx, id)
+// It does not notice that a machine with UEFI has rebooted, because it reads only the beginning of that machine's console.
+func (b *Backend) readFirmware(h *handle, report *firmware.Report) (rebooted bool) {
+	if s, _ := h.Snapshot(); s.Definition.UEFI != nil {
+		output, err := consoleStart(s)
+		if err != nil {
+			b.log.Debug("cannot read the firmware's output on the console", "container", h.ID, "err", err)
+		}
+		*report = firmware.OfConsole(output)
+		return false
+	}
+	output, err := b.cfg.Driver.Firmware(b.ctx, h.ID)
 	if err != nil {
-		b.log.Debug("cannot read the firmware's log", "container", id, "err", err)
+		b.log.Debug("cannot read the firmware's log", "container", h.ID, "err", err)
 	}
 	return report.Read(output)
+}
+
+// consoleStart returns the beginning of the current run's output on the serial console.
+func consoleStart(s state) (string, error) {
+	f, err := os.Open(s.Definition.SerialLog)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	raw, err := io.ReadAll(io.NewSectionReader(f, s.SerialBefore, firmware.ConsoleSize))
+	return string(raw), err
 }
 
 // endUnbootable kills a machine that cannot boot, and reports whether the watch is over. It records the reason first,

@@ -1,22 +1,31 @@
 package vm
 
 import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // The output of SeaBIOS for a disk without a boot sector, and for a disk with one.
 const (
 	outputNoDevice = "SeaBIOS (version 1.16.2)\nBooting from Hard Disk...\nBoot failed: not a bootable disk\n\nNo bootable device.  Retrying in 30 seconds.\n"
-	outputBooting  = "SeaBIOS (version 1.16.2)\nBooting from Hard Disk...\nBooting from 0000:7c00\n"
+	// The console's output of OVMF for an empty disk.
+	noUEFIBoot    = "BdsDxe: failed to load Boot0001 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x1,0x0): Not Found\r\nBdsDxe: starting Boot0002 \"EFI Internal Shell\" from Fv(7CB8)\r\nShell> "
+	outputBooting = "SeaBIOS (version 1.16.2)\nBooting from Hard Disk...\nBooting from 0000:7c00\n"
 )
 
 // wantNoBoot waits for the end of a machine that could not boot, and checks that status and log contain the reason.
@@ -46,15 +55,112 @@ func TestV5NoBootableDevice(t *testing.T) {
 	}
 }
 
-// TestV5BootSectorWithoutCode: the firmware starts a UEFI disk and never returns, but the backend knows that the boot
-// sector has no code.
+// TestV5BootSectorWithoutCode: a BIOS starts a UEFI disk and never returns, but the backend knows that the boot sector has
+// no code.
 func TestV5BootSectorWithoutCode(t *testing.T) {
 	r := newRig(t)
 	r.driver.firmware = outputBooting
-	p := r.pod("uefi")
+	p := r.pod("uefi", byFirmware("bios"))
 	c := r.create(p, "disk-uefi")
 	r.must(r.StartContainer(r.ctx(), p, c))
 	r.wantNoBoot(p, c, "UEFI only")
+}
+
+// byFirmware sets the annotation that chooses the firmware, unless the given value is empty.
+func byFirmware(value string) func(*runtimeapi.PodSandboxConfig) {
+	return func(c *runtimeapi.PodSandboxConfig) { c.Annotations["tripod.dev/vm.firmware"] = value }
+}
+
+// withUEFI gives the rig's node a UEFI firmware, whose template of the variables is the text "template".
+func withUEFI(t *testing.T) func(*settings) {
+	dir := t.TempDir()
+	found := firmware.UEFI{Code: filepath.Join(dir, "code.fd"), Vars: filepath.Join(dir, "vars.fd")}
+	if err := os.WriteFile(found.Vars, []byte("template"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func(c *settings) { c.UEFI = func() (firmware.UEFI, error) { return found, nil } }
+}
+
+// TestFirmware: the disk decides between BIOS and UEFI, unless the annotation does. A machine with UEFI has its own copy of
+// the variables, which is removed with the container.
+func TestFirmware(t *testing.T) {
+	r := newRig(t, withUEFI(t))
+	for i, test := range []struct {
+		image, annotation string
+		uefi              bool
+	}{
+		{"disk", "", false}, {"disk", "bios", false}, {"disk", "uefi", true},
+		{"disk-uefi", "", true}, {"disk-uefi", "bios", false}, {"disk-uefi", "uefi", true},
+		{"kernel", "", false}, {"kernel", "bios", false},
+	} {
+		p := r.pod(fmt.Sprint("firmware", i), byFirmware(test.annotation))
+		c := r.create(p, test.image)
+		var s state
+		r.must(format.Read(r.config.containerFile(c.ID), &s))
+		file := r.config.nvramFile(c.ID)
+		vars, err := os.ReadFile(file)
+		switch got := s.Definition.UEFI; {
+		case (got != nil) != test.uefi:
+			t.Errorf("image %s, annotation %q: UEFI = %+v, want UEFI: %t", test.image, test.annotation, got, test.uefi)
+		case !test.uefi && !errors.Is(err, fs.ErrNotExist):
+			t.Errorf("image %s, annotation %q: a machine with a BIOS has UEFI variables (error %v)", test.image, test.annotation, err)
+		case test.uefi && (err != nil || string(vars) != "template" || got.Vars.Path != file || s.Unbootable != ""):
+			t.Errorf("image %s, annotation %q: state = %+v, variables %q, %v; want a copy of the template", test.image, test.annotation, s, vars, err)
+		}
+		r.must(r.RemoveContainer(r.ctx(), p, c))
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the UEFI variables of a removed container: got error %v, want none left", err)
+		}
+		r.must(r.RemoveSandbox(r.ctx(), p))
+	}
+}
+
+// TestFirmwareRefused: CreateContainer refuses UEFI for an image with a kernel, and a disk that needs UEFI if the node has
+// no UEFI firmware, or the machine too little memory for it.
+func TestFirmwareRefused(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("kernel", byFirmware("uefi"))
+	if _, err := r.CreateContainer(r.ctx(), p, r.container(p, "kernel")); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "tripod.dev/vm.firmware") {
+		t.Errorf("CreateContainer of a kernel with UEFI: got error %v, want ErrNotImplemented that names the annotation", err)
+	}
+	for i, test := range []struct{ image, annotation string }{{"disk-uefi", ""}, {"disk", "uefi"}} {
+		p := r.pod(fmt.Sprint("missing", i), byFirmware(test.annotation))
+		if _, err := r.CreateContainer(r.ctx(), p, r.container(p, test.image)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "UEFI") {
+			t.Errorf("CreateContainer of %s without a UEFI firmware: got error %v, want ErrFailedPrecondition", test.image, err)
+		}
+	}
+	withUEFI(t)(&r.config)
+	r.restart()
+	small := r.container(p, "disk-uefi")
+	small.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 48 << 20}
+	p.Config.Annotations = nil
+	if _, err := r.CreateContainer(r.ctx(), p, small); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "memory_limit_in_bytes") {
+		t.Errorf("CreateContainer with too little memory for UEFI: got error %v, want ErrInvalidArgument that names the field", err)
+	}
+	shrinks := r.create(p, "disk-uefi")
+	shrinks.Config.Linux.Resources = small.Config.Linux.Resources
+	if err := r.UpdateContainer(r.ctx(), p, shrinks); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("UpdateContainer to too little memory for UEFI: got error %v, want ErrInvalidArgument", err)
+	}
+	if err := r.Validate(r.podConfig("wrong", byFirmware("ovmf")), nil); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "`bios` or `uefi`") {
+		t.Errorf("Validate of an unknown firmware: got error %v, want ErrInvalidArgument with the allowed values", err)
+	}
+}
+
+// TestV5NoBootableDeviceUEFI: a machine whose UEFI firmware waits in its shell is killed, with the firmware's output in
+// status and log.
+func TestV5NoBootableDeviceUEFI(t *testing.T) {
+	r := newRig(t, withUEFI(t))
+	p, c := r.run("unbootable", "disk-uefi")
+	g := r.driver.guest(c.ID)
+	r.must(say(&g, noUEFIBoot))
+	s := r.waitEnd(c)
+	if s.Reason != sandbox.ReasonNoBootableDevice || s.ExitCode != sandbox.ExitStartError || !strings.Contains(s.Message, "failed to load Boot0001") {
+		t.Errorf("status = %+v, want NoBootableDevice with the firmware's output", s)
+	}
+	if log := r.log(p); !strings.Contains(log, "stderr F firmware: BdsDxe: failed to load") || strings.Count(log, "stderr F tripod: ") != 1 {
+		t.Errorf("log = %q, want the firmware's output and a line of tripod", log)
+	}
 }
 
 // TestV5CutOff: CreateContainer refuses a disk whose partitions reach beyond its end.

@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/network/netthread"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/libvirt"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
@@ -35,7 +36,7 @@ func Check(ctx context.Context, c Config) []health.Finding {
 	if c.VM.Driver == driverLibvirt {
 		findings = append(findings, libvirt.Doctor(ctx, libvirt.Config{URI: c.VM.LibvirtURI})...)
 	}
-	findings = append(findings, checkVirtiofs(ctx, c.virtiofsd()))
+	findings = append(findings, checkVirtiofs(ctx, c.virtiofsd()), checkUEFI())
 	if _, err := agent.FindProgram(); err != nil {
 		findings = append(findings, health.Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
 	}
@@ -52,6 +53,18 @@ func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) health.Finding 
 	if err := probe.Probe(ctx); err != nil {
 		f.OK, f.Detail = false, err.Error()
 	}
+	return f
+}
+
+// checkUEFI looks for a UEFI firmware. The finding is not required, because most disks also boot with a BIOS.
+func checkUEFI() health.Finding {
+	f := health.Finding{Subject: "vm uefi", Remedy: "install ovmf (Fedora, Arch: edk2-ovmf); until then disks that boot by UEFI only are refused"}
+	found, err := firmware.Find()
+	if err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	f.OK, f.Detail = true, found.Code
 	return f
 }
 

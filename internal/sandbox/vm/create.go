@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/bootdisk"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
@@ -43,6 +44,8 @@ type plan struct {
 	interfaces []tap.Interface
 	volumes    volumes
 	warnings   []string
+	// uefi is the flash memory of a machine that boots by UEFI.
+	uefi       *machine.UEFI
 	unbootable string // see state.Unbootable
 }
 
@@ -120,6 +123,9 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if len(c.Config.GetArgs()) > 0 && img.Layout != image.LayoutKernel {
 		return nil, fields.Unsupported("args", "%q: only an image with its own kernel has a command line; a disk boots the system on it", c.Config.GetArgs())
 	}
+	if o.options.Firmware == annotations.FirmwareUEFI && img.Layout == image.LayoutKernel {
+		return nil, fields.Unsupported("annotation tripod.dev/vm.firmware", "%q: the image has its own kernel, which QEMU starts; only a disk boots by UEFI", o.options.Firmware)
+	}
 	if o.files, err = b.cfg.Images.OpenDisk(ctx, c.ID, c.ImageID); err != nil {
 		return nil, fmt.Errorf("the machine's image: %w", err)
 	}
@@ -146,7 +152,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	if err := b.makeRoot(ctx, o); err != nil {
 		return err
 	}
-	if err := o.inspectRoot(); err != nil {
+	if err := b.chooseFirmware(o); err != nil {
 		return fmt.Errorf("root disk: %w", err)
 	}
 	for i, disk := range o.options.ScratchDisks {
@@ -204,8 +210,9 @@ func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 	return nil
 }
 
-// inspectRoot sets o.unbootable if the firmware cannot boot the root disk.
-func (o *plan) inspectRoot() error {
+// chooseFirmware makes the flash memory of a root disk that boots by UEFI. For a machine with a BIOS, it sets
+// o.unbootable if the BIOS cannot boot the root disk.
+func (b *Backend) chooseFirmware(o *plan) error {
 	if o.files.Kernel != nil {
 		return nil // QEMU loads the kernel
 	}
@@ -215,8 +222,35 @@ func (o *plan) inspectRoot() error {
 	}
 	defer closeDisk()
 	found, err := bootdisk.Inspect(disk, size)
+	if err != nil {
+		return err
+	}
+	if o.options.Firmware == annotations.FirmwareUEFI || o.options.Firmware == "" && found.UEFIOnly() {
+		return b.makeFlash(o)
+	}
 	o.unbootable = found.Unbootable()
-	return err
+	return nil
+}
+
+// makeFlash sets o.uefi, and makes the machine's own copy of the firmware's variables.
+func (b *Backend) makeFlash(o *plan) error {
+	if err := checkUEFIMemory(b.memory(sandbox.Resources(o.pod, o.container))); err != nil {
+		return err
+	}
+	found, err := b.cfg.UEFI()
+	if err != nil {
+		return fmt.Errorf("it boots by UEFI: %w", err)
+	}
+	vars, err := os.ReadFile(found.Vars)
+	if err != nil {
+		return fmt.Errorf("read the template of the UEFI variables: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	file := b.cfg.nvramFile(o.container.ID)
+	if err := os.WriteFile(file, vars, 0o600); err != nil {
+		return sandbox.DiskError(fmt.Errorf("write the UEFI variables: %w", err))
+	}
+	o.uefi = &machine.UEFI{Code: machine.File{Path: found.Code}, Vars: machine.File{Path: file}}
+	return nil
 }
 
 // openRoot opens the root disk for reading. Reads return the content that the guest will see.

@@ -18,6 +18,9 @@ const (
 	// minMemory is the minimum memory of a guest in bytes. With that much, a kernel can at least report that it needs
 	// more.
 	minMemory = 16 << 20
+	// minUEFIMemory is the minimum memory in bytes of a guest that boots by UEFI. With 32 MiB, OVMF stops with an exception
+	// before it reports anything; with 48 MiB, it still boots.
+	minUEFIMemory = 64 << 20
 	// defaultCmdline is used for images without a command line. It sends the kernel's messages to the container's log.
 	defaultCmdline = "console=ttyS0"
 )
@@ -29,7 +32,7 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 		Name: id, UUID: o.options.SystemUUID, Dir: b.cfg.machineDir(id), StateDir: b.cfg.diskDir(id),
 		CPUs: b.cpus(o, res), CPUModel: o.options.CPUModel, Memory: b.memory(res),
 		SerialLog: b.cfg.serialLog(id), UID: o.sandbox.state.UID, GID: o.sandbox.state.UID, Cgroup: o.sandbox.state.Cgroup,
-		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.shares, SessionPorts: true,
+		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.shares, SessionPorts: true, UEFI: o.uefi,
 	}
 	if d.UUID == "" {
 		d.UUID = uuidOf(id)
@@ -95,6 +98,14 @@ func (b *Backend) memory(res *runtimeapi.LinuxContainerResources) uint64 {
 		return uint64(limit) &^ (1<<20 - 1)
 	}
 	return b.cfg.VM.DefaultMemory
+}
+
+// checkUEFIMemory refuses a guest's RAM in bytes if it is too little for UEFI.
+func checkUEFIMemory(memory uint64) error {
+	if memory < minUEFIMemory {
+		return fields.Invalid("linux.resources.memory_limit_in_bytes", "the disk boots by UEFI, which needs %d bytes of memory, but the machine has %d", minUEFIMemory, memory)
+	}
+	return nil
 }
 
 // cmdline returns the image's command line followed by the container's arguments.

@@ -11,6 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/libvirt"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
@@ -60,7 +61,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vm backend: %w", err)
 	}
-	set := settings{Config: c, Cgroup: tree, Virtiofs: c.virtiofsd().Probe, Images: s.Images, Network: taps{}, Logger: s.Logger}
+	set := settings{Config: c, Cgroup: tree, Virtiofs: c.virtiofsd().Probe, UEFI: firmware.Find, Images: s.Images, Network: taps{}, Logger: s.Logger}
 	if set.Driver, set.Accel, err = c.openDriver(ctx, tree, s.Logger); err != nil {
 		return nil, fmt.Errorf("vm backend: %w", err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 	"github.com/tripod-run/tripod/test/harness/testns"
@@ -412,6 +413,7 @@ func newRig(t testing.TB, change ...func(*settings)) *rig {
 		Config: Config{VM: section, Annotations: sandbox.AllowList{"*"}, Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")},
 		Driver: r.driver, Images: r.images, Network: r.wires, Cgroup: tree,
 		Virtiofs: func(context.Context) error { return errdefs.ErrNotFound },
+		UEFI:     func() (firmware.UEFI, error) { return firmware.UEFI{}, errdefs.ErrFailedPrecondition },
 		Logger:   slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, c := range change {

@@ -34,6 +34,11 @@ func (b *Backend) redefineMemory(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if memory == s.Definition.Memory {
 		return nil
 	}
+	if s.Definition.UEFI != nil {
+		if err := checkUEFIMemory(memory); err != nil {
+			return err
+		}
+	}
 	s.Definition.Memory = memory
 	if err := b.cfg.Driver.Define(ctx, s.Definition); err != nil {
 		return fmt.Errorf("change the machine's memory: %w", err)

@@ -27,6 +27,15 @@ const (
 	ConfigDrive ImageType = "configdrive"
 )
 
+// Firmware is what boots a disk.
+type Firmware string
+
+// The kinds of firmware.
+const (
+	FirmwareBIOS Firmware = "bios"
+	FirmwareUEFI Firmware = "uefi"
+)
+
 // Encodings of a value in a ConfigMap or Secret.
 const (
 	EncodingPlain  = "plain"
@@ -70,6 +79,8 @@ type Options struct {
 	RootVolumeSize uint64
 	// RootDeviceOverwrite says what the root disk may overwrite on a block device; empty means nothing.
 	RootDeviceOverwrite rootdisk.Overwrite
+	// Firmware boots the root disk; empty means that the disk's content decides.
+	Firmware Firmware
 	// ScratchDisks are empty disks that are removed with the container.
 	ScratchDisks []ScratchDisk
 	// CPUModel is QEMU's name for a model, or "host-model"; empty means the driver's choice.

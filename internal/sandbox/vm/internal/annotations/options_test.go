@@ -54,6 +54,13 @@ var cases = map[string]struct {
 		bad: []string{"53008994", "00000000-0000-0000-0000-000000000000", "FFFFFFFF-ffff-ffff-ffff-ffffffffffff", "5300899444c04017ad449c49758083da",
 			"53008994-44c0-4017-ad44-9c49758083da\n", "{53008994-44c0-4017-ad44-9c49758083da}"},
 	},
+	"firmware": {
+		good: []field{
+			{"bios", func(o *Options) { o.Firmware = FirmwareBIOS }},
+			{"uefi", func(o *Options) { o.Firmware = FirmwareUEFI }},
+		},
+		bad: []string{"UEFI", "efi", "ovmf", "uefi\n"},
+	},
 	"disk-driver": {
 		good: []field{
 			{"virtio", func(o *Options) { o.DiskBus = machine.BusVirtio }},

@@ -35,14 +35,17 @@ type Finding struct {
 	EFI bool
 }
 
+// UEFIOnly reports whether the disk boots by UEFI, but not with a BIOS.
+func (f Finding) UEFIOnly() bool { return f.Signed && f.NoCode && f.EFI }
+
 // Unbootable says why a disk that a BIOS considers bootable cannot be booted. It returns "" if the disk may be
 // bootable, or if the BIOS reports the defect itself.
 func (f Finding) Unbootable() string {
 	switch {
 	case !f.Signed || !f.NoCode:
 		return ""
-	case f.EFI:
-		return "the disk's boot sector has no code, and there is an EFI system partition: it boots with UEFI only, but a machine has a BIOS; use an image that also boots with a BIOS"
+	case f.UEFIOnly():
+		return "the disk's boot sector has no code, and there is an EFI system partition: it boots by UEFI only, but this machine has a BIOS"
 	default:
 		return "the disk's boot sector has no code"
 	}

@@ -77,6 +77,9 @@ func TestInspect(t *testing.T) {
 			if got != test.want || test.cut != errdefs.IsInvalidArgument(err) || !test.cut && err != nil {
 				t.Errorf("Inspect = %+v, %v; want %+v, cut off: %t", got, err, test.want, test.cut)
 			}
+			if only := got.UEFIOnly(); only != (test.why == "UEFI") {
+				t.Errorf("UEFIOnly = %t, want %t", only, !only)
+			}
 			if why := got.Unbootable(); (why == "") != (test.why == "") || !strings.Contains(why, test.why) {
 				t.Errorf("Unbootable = %q, want %q", why, test.why)
 			}

@@ -154,6 +154,10 @@ func (d *Driver) boot(def machine.Definition) *libvirtxml.DomainOS {
 	os := &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "q35", Type: "hvm"}}
 	retry := int(firmware.RetryTime.Milliseconds())
 	os.BIOS = &libvirtxml.DomainBIOS{RebootTimeout: &retry}
+	if def.UEFI != nil {
+		os.Loader = &libvirtxml.DomainLoader{Path: d.layout.placeholder(def.Name, codeName), Readonly: "yes", Type: "pflash"}
+		os.NVRam = &libvirtxml.DomainNVRam{NVRam: d.layout.placeholder(def.Name, varsName)}
+	}
 	if def.Kernel == nil {
 		return os
 	}

@@ -60,6 +60,8 @@ func everything() machine.Definition {
 func TestDomainXML(t *testing.T) {
 	withCPU := minimal()
 	withCPU.LibvirtCPU = `<cpu mode='custom' match='exact'><model>core2duo</model><feature name='vmx' policy='disable'/></cpu>`
+	byUEFI := minimal()
+	byUEFI.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.File{Path: "/vars.fd"}}
 	for name, c := range map[string]struct {
 		accel, secret, model string
 		def                  machine.Definition
@@ -67,6 +69,7 @@ func TestDomainXML(t *testing.T) {
 		"minimal":     {qemu.AccelTCG, "", "none", minimal()},
 		"everything":  {qemu.AccelTCG, "a secret", "none", everything()},
 		"libvirt-cpu": {qemu.AccelTCG, "", "none", withCPU},
+		"uefi":        {qemu.AccelTCG, "", "none", byUEFI},
 		"kvm":         {qemu.AccelKVM, "", "apparmor", minimal()},
 	} {
 		t.Run(name, func(t *testing.T) {

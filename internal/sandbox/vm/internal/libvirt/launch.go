@@ -94,7 +94,7 @@ func (l *launch) add(f *os.File) int {
 	return len(l.files) - 1
 }
 
-// openDisks opens disks and their bases. A writable disk gets two descriptors, because libvirt makes QEMU open the disk
+// openDisks opens disks, their bases and the flash memory of UEFI. A writable disk gets two descriptors, because libvirt makes QEMU open the disk
 // twice: first read-only, then for writing when the guest's device is attached.
 func (l *launch) openDisks(_ context.Context, d *Driver, def machine.Definition) error {
 	for _, disk := range def.Disks {
@@ -108,7 +108,13 @@ func (l *launch) openDisks(_ context.Context, d *Driver, def machine.Definition)
 			return err
 		}
 	}
-	return nil
+	if def.UEFI == nil {
+		return nil
+	}
+	return errors.Join(
+		l.openDisk(d.layout.placeholder(def.Name, codeName), def.UEFI.Code.Path, true),
+		l.openDisk(d.layout.placeholder(def.Name, varsName), def.UEFI.Vars.Path, false),
+	)
 }
 
 func (l *launch) openDisk(placeholder, path string, readOnly bool) error {

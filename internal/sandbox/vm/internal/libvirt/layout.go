@@ -126,6 +126,9 @@ func (l layout) prepare(d machine.Definition) error {
 			files = append(files, disk.ID+baseSuffix)
 		}
 	}
+	if d.UEFI != nil {
+		files = append(files, codeName, varsName)
+	}
 	if d.Kernel != nil {
 		files = append(files, kernelName)
 	}
@@ -163,6 +166,8 @@ const (
 	baseSuffix = ".base"
 	kernelName = "boot.kernel"
 	initrdName = "boot.initrd"
+	codeName   = "flash.code"
+	varsName   = "flash.vars"
 	vncName    = "dir.vnc"
 )
 

@@ -34,6 +34,9 @@ type Definition struct {
 	Kernel  *File  `json:"kernel,omitempty"`
 	Initrd  *File  `json:"initrd,omitempty"`
 	Cmdline string `json:"cmdline,omitempty"`
+	// UEFI, if set, makes the machine boot its root disk by UEFI. Otherwise the machine has a BIOS. A machine with a
+	// Kernel has no UEFI.
+	UEFI *UEFI `json:"uefi,omitempty"`
 
 	NICs   []NIC   `json:"nics,omitempty"`
 	Shares []Share `json:"shares,omitempty"`
@@ -59,6 +62,14 @@ type Definition struct {
 // File is a file of the machine. The daemon, which is root, opens it; the hypervisor process needs no access.
 type File struct {
 	Path string `json:"path"`
+}
+
+// UEFI is the flash memory of a machine that boots by UEFI. Both files are raw images.
+type UEFI struct {
+	// Code is the firmware. The guest cannot write to it, so machines share the file.
+	Code File `json:"code"`
+	// Vars is the machine's own copy of the firmware's variables (NVRAM). The guest and the firmware write to it.
+	Vars File `json:"vars"`
 }
 
 // BootID returns the boot ID of the node. PIDs and start times that were recorded during another boot are meaningless.

@@ -29,6 +29,13 @@ const vncDir = "vnc"
 // firmwareRing is the ring buffer that holds the firmware's debug output.
 const firmwareRing = "firmware"
 
+// The block nodes of the two flash chips of a machine that boots by UEFI. The names contain a dot, and so differ from all
+// disk IDs.
+const (
+	flashCode = "flash.code"
+	flashVars = "flash.vars"
+)
+
 // kind says how to open a file that QEMU inherits.
 type kind string
 
@@ -77,6 +84,10 @@ func build(d machine.Definition, s hostSetup) command {
 	var c command
 	c.machine(d, s)
 	c.consoles(d)
+	if d.UEFI != nil {
+		c.node(machine.Disk{ID: flashCode, File: d.UEFI.Code, Format: "raw", ReadOnly: true}, nil, s)
+		c.node(machine.Disk{ID: flashVars, File: d.UEFI.Vars, Format: "raw"}, nil, s)
+	}
 	for i, disk := range d.Disks {
 		c.disk(d, i, disk, s)
 	}
@@ -112,7 +123,7 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 	c.add("-name", "guest="+namePrefix+d.Name+",debug-threads=on",
 		"-nodefaults", "-no-user-config", "-display", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-machine", "q35,usb=off,vmport=off,dump-guest-core=off"+memoryBackend(d),
+		"-machine", "q35,usb=off,vmport=off,dump-guest-core=off"+memoryBackend(d)+flash(d),
 		"-accel", acceleration(s.Accel),
 		"-cpu", cpuModel(d.CPUModel, s.Accel),
 		"-smp", strconv.Itoa(d.CPUs),
@@ -251,6 +262,14 @@ const memoryID = "ram"
 func memoryBackend(d machine.Definition) string {
 	if d.HasVirtiofs() {
 		return ",memory-backend=" + memoryID
+	}
+	return ""
+}
+
+// flash returns the -machine option that names the block nodes of the flash chips.
+func flash(d machine.Definition) string {
+	if d.UEFI != nil {
+		return ",pflash0=" + flashCode + ",pflash1=" + flashVars
 	}
 	return ""
 }

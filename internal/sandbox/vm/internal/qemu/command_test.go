@@ -53,6 +53,9 @@ func TestGoldenCommands(t *testing.T) {
 					Base: &machine.Base{File: machine.File{Path: "/b.qcow2"}, Format: "qcow2"},
 				})
 		}, host},
+		"uefi": {func(d *machine.Definition) {
+			d.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.File{Path: "/vars.fd"}}
+		}, host},
 		"everything": {func(d *machine.Definition) {
 			d.CPUs, d.CPUModel, d.VNC = 4, "host-model", true
 			d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 1450, Netns: "/run/netns/a", Tap: "tap0"}, {MAC: "52:54:00:12:34:57", Netns: "/run/netns/a", Tap: "tap1"}}
@@ -109,6 +112,7 @@ func golden(t *testing.T, c command) string {
 func TestNothingLeaksIntoOptions(t *testing.T) {
 	d := plain()
 	d.Disks[0].Path = "/evil,readonly=off"
+	d.UEFI = &machine.UEFI{Code: machine.File{Path: "/evil,unit=1"}, Vars: machine.File{Path: "/evil,unit=0"}}
 	d.Shares = []machine.Share{{Tag: "x", Path: "/evil,security_model=passthrough", Driver: machine.Share9p}, {Tag: "y", Path: "/evil,fd=0", Driver: machine.ShareVirtiofs}}
 	d.SerialLog = "/evil,path=/etc/shadow"
 	for _, arg := range build(d, hostSetup{Block: func(string) bool { return false }}).Args {
@@ -121,25 +125,26 @@ func TestNothingLeaksIntoOptions(t *testing.T) {
 // TestRefused: Validate refuses definitions that are nonsense or that QEMU could misunderstand.
 func TestRefused(t *testing.T) {
 	for what, change := range map[string]func(d *machine.Definition){
-		"no UUID":       func(d *machine.Definition) { d.UUID = "x,y" },
-		"CPUs":          func(d *machine.Definition) { d.CPUs = 256 },
-		"no CPU":        func(d *machine.Definition) { d.CPUs = 0 },
-		"model":         func(d *machine.Definition) { d.CPUModel = "-accel" },
-		"libvirt":       func(d *machine.Definition) { d.LibvirtCPU = "<cpu/>" },
-		"no boot":       func(d *machine.Definition) { d.Disks = nil },
-		"initrd only":   func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
-		"group":         func(d *machine.Definition) { d.GID = 0 },
-		"relative":      func(d *machine.Definition) { d.SerialLog = "serial.log" },
-		"cgroup":        func(d *machine.Definition) { d.Cgroup = "/a/../b" },
-		"twice":         func(d *machine.Definition) { d.Disks = append(d.Disks, d.Disks[0]) },
-		"node name":     func(d *machine.Definition) { d.Disks[0].ID = "a-file" },
-		"bus":           func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
-		"base of raw":   func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Base = "raw", &machine.Base{Format: "raw"} },
-		"base's format": func(d *machine.Definition) { d.Disks[0].Base = &machine.Base{Format: "vmdk"} },
-		"part of qcow2": func(d *machine.Definition) { d.Disks[0].Size = 512 },
-		"half a sector": func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Offset, d.Disks[0].Size = "raw", 100, 512 },
-		"MTU":           func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 10}} },
-		"EUI-64":        func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
+		"no UUID":        func(d *machine.Definition) { d.UUID = "x,y" },
+		"CPUs":           func(d *machine.Definition) { d.CPUs = 256 },
+		"no CPU":         func(d *machine.Definition) { d.CPUs = 0 },
+		"model":          func(d *machine.Definition) { d.CPUModel = "-accel" },
+		"libvirt":        func(d *machine.Definition) { d.LibvirtCPU = "<cpu/>" },
+		"no boot":        func(d *machine.Definition) { d.Disks = nil },
+		"kernel by UEFI": func(d *machine.Definition) { d.Kernel, d.UEFI = &machine.File{Path: "/k"}, &machine.UEFI{} },
+		"initrd only":    func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
+		"group":          func(d *machine.Definition) { d.GID = 0 },
+		"relative":       func(d *machine.Definition) { d.SerialLog = "serial.log" },
+		"cgroup":         func(d *machine.Definition) { d.Cgroup = "/a/../b" },
+		"twice":          func(d *machine.Definition) { d.Disks = append(d.Disks, d.Disks[0]) },
+		"node name":      func(d *machine.Definition) { d.Disks[0].ID = "a-file" },
+		"bus":            func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
+		"base of raw":    func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Base = "raw", &machine.Base{Format: "raw"} },
+		"base's format":  func(d *machine.Definition) { d.Disks[0].Base = &machine.Base{Format: "vmdk"} },
+		"part of qcow2":  func(d *machine.Definition) { d.Disks[0].Size = 512 },
+		"half a sector":  func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Offset, d.Disks[0].Size = "raw", 100, 512 },
+		"MTU":            func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 10}} },
+		"EUI-64":         func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
 		"two shares": func(d *machine.Definition) {
 			d.Shares = []machine.Share{{Tag: "a", Driver: machine.Share9p}, {Tag: "a", Driver: machine.Share9p}}
 		},

@@ -45,6 +45,8 @@ func Validate(d machine.Definition) error {
 		return refuse("only the driver libvirt takes a <cpu> element; set vm.driver to libvirt, or remove the element")
 	case d.Kernel == nil && (d.Initrd != nil || d.Cmdline != ""):
 		return refuse("an initrd or a command line needs a kernel")
+	case d.Kernel != nil && d.UEFI != nil:
+		return refuse("QEMU starts the kernel, so there is nothing to boot by UEFI")
 	case d.Kernel == nil && len(d.Disks) == 0:
 		return refuse("the machine has neither a disk nor a kernel to boot from")
 	case d.UID <= 0 || d.GID <= 0:
