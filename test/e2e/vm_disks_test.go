@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,18 +18,19 @@ import (
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
-// loopDevice creates a block device of size bytes and returns its path.
-func loopDevice(t *testing.T, size int64) string {
+// loopDevice creates a block device of size bytes, with further options of losetup, and returns its path.
+func loopDevice(t *testing.T, size int64, options ...string) string {
 	t.Helper()
-	file := filepath.Join(harness.Dir(), strings.ReplaceAll(t.Name(), "/", "-")+".volume")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
+	volume, err := os.CreateTemp(harness.Dir(), strings.ReplaceAll(t.Name(), "/", "-")+"-*.volume")
+	if err != nil {
 		t.Fatal(err)
 	}
+	file := volume.Name()
 	t.Cleanup(func() { os.Remove(file) })
-	if err := os.Truncate(file, size); err != nil {
+	if err := errors.Join(volume.Truncate(size), volume.Close()); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
+	out, err := exec.Command("losetup", append(options, "--find", "--show", file)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("losetup: %v: %s", err, out)
 	}
@@ -44,6 +47,42 @@ func loopDevice(t *testing.T, size int64) string {
 func withDevice(host, at string) harness.ContainerOption {
 	return func(c *runtimeapi.ContainerConfig) {
 		c.Devices = append(c.Devices, &runtimeapi.Device{HostPath: host, ContainerPath: at, Permissions: "mrw"})
+	}
+}
+
+// TestVMSectors: the guest sees the sectors of the node's block devices, so that partitions and file systems made on one
+// side are found on the other. A root disk has sectors of 512 bytes, for which its image was made.
+func TestVMSectors(t *testing.T) {
+	for _, driver := range []string{"qmp", "libvirt"} {
+		t.Run(driver, func(t *testing.T) {
+			options, stop := []harness.Option{harness.VM(t)}, func() {}
+			if driver == "libvirt" {
+				lv := libvirtdtest.Start(t)
+				t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
+				options, stop = append(options, harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI)), lv.Kill
+			}
+			d := harness.StartDaemon(t, options...)
+			t.Cleanup(stop) // before the harness checks for leftovers
+			const size = 64 << 20
+			root, small, large := loopDevice(t, size, "--sector-size", "4096"), loopDevice(t, size), loopDevice(t, size, "--sector-size", "4096")
+			if err := os.WriteFile(large, bytes.Repeat([]byte("node"), 1024), 0); err != nil {
+				t.Fatal(err)
+			}
+			c := d.RunVM(t, &harness.PodSpec{Image: harness.DiskGuest, Container: []harness.ContainerOption{
+				withDevice(root, "/"), withDevice(small, "/dev/small"), withDevice(large, "/dev/large"),
+			}})
+			c.WaitGuest()
+			waitAgent(t, d, c)
+			got := c.Must("sh", "-c", `for disk in root disk0 disk1; do
+				for block in /sys/block/*; do
+					[ "$(cat $block/serial 2>/dev/null)" != $disk ] || echo $disk $(cat $block/queue/logical_block_size $block/size)
+				done
+			done; dd if=/dev/large bs=4096 count=1 2>/dev/null | head -c 8`)
+			want := fmt.Sprintf("root 512 %d\ndisk0 512 %d\ndisk1 4096 %d\nnodenode", size/512-2048, size/512, size/512)
+			if got != want {
+				t.Errorf("sector size and 512-byte blocks of each disk: got\n%s\nwant\n%s", got, want)
+			}
+		})
 	}
 }
 

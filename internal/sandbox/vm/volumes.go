@@ -140,9 +140,29 @@ func (v *volumes) device(host, container string, readonly bool) error {
 		return nil
 	}
 	disk := machine.Disk{ID: fmt.Sprintf("disk%d", len(v.disks)), File: machine.File{Path: host}, Format: "raw", ReadOnly: readonly}
+	if disk.LogicalBlock, disk.PhysicalBlock, err = sectors(host); err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
 	v.disks = append(v.disks, disk)
 	v.devices = append(v.devices, cloudinit.Device{Serial: disk.ID, Path: container})
 	return nil
+}
+
+// sectors returns the sizes in bytes of a block device's logical and physical sectors. A guest that saw others would not
+// find the partitions and file systems that the node made, and the other way round.
+func sectors(device string) (logical, physical int, err error) {
+	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer f.Close()
+	if logical, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET); err != nil {
+		return 0, 0, fmt.Errorf("the sector size of %s: %w", device, err)
+	}
+	if physical, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKPBSZGET); err != nil {
+		return 0, 0, fmt.Errorf("the sector size of %s: %w", device, err)
+	}
+	return logical, max(logical, physical), nil
 }
 
 // scratch adds the empty disks that the annotations ask for. makeDisks makes their files.

@@ -252,6 +252,9 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		target := uint(nth)
 		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}
 	}
+	if source.LogicalBlock > 0 {
+		disk.BlockIO = &libvirtxml.DomainDiskBlockIO{LogicalBlockSize: uint(source.LogicalBlock), PhysicalBlockSize: uint(source.PhysicalBlock)}
+	}
 	if source.Size > 0 {
 		disk.Source.Slices = &libvirtxml.DomainDiskSlices{Slices: []libvirtxml.DomainDiskSlice{
 			{Type: "storage", Offset: uint(source.Offset), Size: uint(source.Size)},

@@ -46,7 +46,7 @@ func everything() machine.Definition {
 	d.Kernel, d.Initrd, d.Cmdline = &machine.File{Path: "/k"}, &machine.File{Path: "/i"}, `console=ttyS0 x="<&>"`
 	d.Disks = append(d.Disks,
 		machine.Disk{ID: "cidata", File: machine.File{Path: "/c"}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio},
-		machine.Disk{ID: "data", File: machine.File{Path: "/dev/sdx"}, Format: "raw", Bus: machine.BusSCSI},
+		machine.Disk{ID: "data", File: machine.File{Path: "/dev/sdx"}, Format: "raw", Bus: machine.BusSCSI, LogicalBlock: 512, PhysicalBlock: 4096},
 		machine.Disk{ID: "part", File: machine.File{Path: "/dev/sdy"}, Format: "raw", Offset: 1 << 20, Size: 7 << 20, Bus: machine.BusVirtio})
 	d.NICs = []machine.NIC{{MAC: "02:00:00:00:00:01", MTU: 1400, Netns: "/run/netns/x", Tap: "tap0"}}
 	d.Shares = []machine.Share{

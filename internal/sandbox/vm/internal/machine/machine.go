@@ -98,6 +98,9 @@ type Disk struct {
 	// If Format is raw, Offset and Size select a part of the file, in bytes. If Size is 0, the disk is the whole file.
 	Offset uint64 `json:"offset,omitempty"`
 	Size   uint64 `json:"size,omitempty"`
+	// LogicalBlock and PhysicalBlock are the sizes of the device's sectors in bytes, which the guest sees. 0 means 512.
+	LogicalBlock  int `json:"logicalBlock,omitempty"`
+	PhysicalBlock int `json:"physicalBlock,omitempty"`
 	// If Format is qcow2, Base is the image below the overlay. Nothing writes to Base.
 	Base *Base `json:"base,omitempty"`
 }

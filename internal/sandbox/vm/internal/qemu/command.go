@@ -201,6 +201,9 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 		device = "scsi-hd,bus=scsi.0"
 	}
 	device += fmt.Sprintf(",drive=%s,id=disk-%s,serial=%s", disk.ID, disk.ID, disk.ID)
+	if disk.LogicalBlock > 0 {
+		device += fmt.Sprintf(",logical_block_size=%d,physical_block_size=%d", disk.LogicalBlock, disk.PhysicalBlock)
+	}
 	if !disk.ReadOnly {
 		// Report errors from a full or broken disk to the guest. Otherwise QEMU would pause the guest forever.
 		device += ",werror=report,rerror=report"

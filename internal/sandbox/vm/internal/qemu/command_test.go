@@ -46,7 +46,7 @@ func TestGoldenCommands(t *testing.T) {
 			d.Disks[0].Bus = machine.BusSCSI
 			d.Disks = append(d.Disks,
 				machine.Disk{ID: "cidata", File: machine.File{Path: "/cidata.iso"}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio},
-				machine.Disk{ID: "disk0", File: machine.File{Path: "/dev/vdz"}, Format: "raw", Bus: machine.BusSCSI},
+				machine.Disk{ID: "disk0", File: machine.File{Path: "/dev/vdz"}, Format: "raw", Bus: machine.BusSCSI, LogicalBlock: 512, PhysicalBlock: 4096},
 				machine.Disk{ID: "part", File: machine.File{Path: "/dev/vdy"}, Format: "raw", Offset: 1 << 20, Size: 7 << 20, Bus: machine.BusVirtio},
 				machine.Disk{
 					ID: "disk1", File: machine.File{Path: "/a,b.qcow2"}, Format: "qcow2", ReadOnly: true, Bus: machine.BusVirtio,
