@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -59,6 +60,9 @@ immediately. Pods keep running, and the next start finds them again.`,
 // runDaemon runs the daemon until it is stopped.
 func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	started := time.Now()
+	if c.Debug.Socket != "" {
+		runtime.MemProfileRate = profiledBytes
+	}
 	systemd := newNotifier(log)
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()

@@ -299,7 +299,7 @@ func TestStopEndsEventStreams(t *testing.T) {
 	}
 	soon, cancel := context.WithTimeout(t.Context(), 2*lockInterval)
 	defer cancel()
-	if err := runDaemon(soon, c, quiet); err == nil || !strings.Contains(err.Error(), "another daemon") {
+	if err := runDaemon(soon, c, quiet); err == nil || !strings.Contains(err.Error(), "another process") {
 		t.Errorf("a second daemon on the same directories: %v", err)
 	}
 	if err := stop(); err != nil {

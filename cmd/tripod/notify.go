@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"os"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -133,7 +132,6 @@ func serveDebug(ctx context.Context, socket string, log *slog.Logger) (closeAll 
 	if socket == "" {
 		return func() {}, nil
 	}
-	runtime.MemProfileRate = profiledBytes
 	listener, err := listenPrivate(ctx, socket, log)
 	if err != nil {
 		return nil, err

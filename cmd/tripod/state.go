@@ -107,7 +107,7 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 		holder, _ := os.ReadFile(f.Name())
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another daemon (pid %s) uses %s; stop it, or choose another directory", strings.TrimSpace(string(holder)), dir)
+			return nil, fmt.Errorf("another process (pid %s) uses %s; stop it, or choose another directory", strings.TrimSpace(string(holder)), dir)
 		}
 		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}

@@ -59,7 +59,7 @@ func TestLockDir(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*lockInterval)
 	defer cancel()
-	if _, err := lockDir(ctx, dir); err == nil || !strings.Contains(err.Error(), "another daemon (pid ") {
+	if _, err := lockDir(ctx, dir); err == nil || !strings.Contains(err.Error(), "another process (pid ") {
 		t.Errorf("a second lock: %v", err)
 	}
 	time.AfterFunc(2*lockInterval, func() { _ = first.Close() })

@@ -126,7 +126,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	if err := p.openMirror(ctx, c, images); err != nil {
 		return p, err
 	}
-	return p, p.openEdge(ctx, c, images, log)
+	return p, p.openEdge(c, images, log)
 }
 
 // openMirror serves images to peers, if configured.
@@ -147,14 +147,14 @@ func (p *parts) openMirror(ctx context.Context, c *config.Config, images *image.
 }
 
 // openEdge opens the MQTT front door, if it is enabled.
-func (p *parts) openEdge(ctx context.Context, c *config.Config, images *image.Store, log *slog.Logger) error {
+func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger) error {
 	if !c.Edge.Enabled {
 		return nil
 	}
 	s := edge.Services{
 		Connections: p.connections, Limits: limits(c.Connections), Logger: log, Node: p.node, Health: p.health,
 		PrivateDir: func(dir string) error { return privateDir(dir, rootMode, log) },
-		HoldDir:    func(dir string) (io.Closer, error) { return holdDirectory(ctx, dir, log) },
+		HoldDir:    func(ctx context.Context, dir string) (io.Closer, error) { return holdDirectory(ctx, dir, log) },
 	}
 	if p.wasm != nil {
 		s.Images = wasm.Images{Store: images}

@@ -204,8 +204,8 @@ func (c *Config) validateOrchestrator(v *validator) {
 	v.positive("orchestrator.keepalive_interval", o.KeepaliveInterval)
 	if c.Edge.Orchestrator {
 		v.check(c.Edge.Enabled, "edge.orchestrator", "needs edge.enabled")
-		v.check(c.Edge.Broker != EmbeddedBroker || o.Broker != EmbeddedBroker, "orchestrator.broker",
-			"is %q, as edge.broker is: the daemon has one broker, so name its address, such as mqtt://127.0.0.1:1883", EmbeddedBroker)
+		v.check(o.Realm == c.Edge.Realm, "orchestrator.realm", "%q is not edge.realm, %q: the daemon's own manager would have no orchestrator", o.Realm, c.Edge.Realm)
+		v.check(o.Root != c.State, "orchestrator.root", "%q is the node's state directory: the orchestrator needs its own", o.Root)
 	}
 	v.check(o.KeepaliveMissed >= 1, "orchestrator.keepalive_missed", "%d is not at least 1", o.KeepaliveMissed)
 }

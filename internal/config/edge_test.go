@@ -86,13 +86,14 @@ root = "/var/lib/tripod"
 	}
 }
 
-// TestHostedOrchestrator checks that a daemon with an orchestrator is a node of the edge protocol with one broker.
+// TestHostedOrchestrator checks the settings of an orchestrator in a daemon.
 func TestHostedOrchestrator(t *testing.T) {
 	for text, want := range map[string]string{
 		"orchestrator = true":                 "edge.orchestrator: needs edge.enabled",
 		"enabled = true\norchestrator = true": "",
-		"enabled = true\nbroker = \"mqtt://host:1883\"\norchestrator = true\n[orchestrator]\nbroker = \"embedded\"": "",
-		"enabled = true\norchestrator = true\n[orchestrator]\nbroker = \"embedded\"":                                "the daemon has one broker",
+		"enabled = true\norchestrator = true\n[orchestrator]\nrealm = \"other\"":      "orchestrator.realm:",
+		"enabled = true\norchestrator = true\n[orchestrator]\nroot = \"/run/tripod\"": "orchestrator.root:",
+		"enabled = true\n[orchestrator]\nrealm = \"other\"":                           "", // the program's
 	} {
 		c, err := Parse([]byte("[edge]\n"+text), "test")
 		if err != nil {
@@ -100,6 +101,24 @@ func TestHostedOrchestrator(t *testing.T) {
 		}
 		if err := c.Complete(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", text, err, want)
+		}
+	}
+}
+
+// TestHostedOrchestratorsBroker checks that an orchestrator in the daemon uses the daemon's broker, wherever that listens.
+func TestHostedOrchestratorsBroker(t *testing.T) {
+	for text, want := range map[string]string{
+		"[edge]\nenabled = true\norchestrator = true\n[broker]\naddress = \"127.0.0.1:1884\"":         EmbeddedBroker,
+		"[edge]\nenabled = true\norchestrator = true\n[orchestrator]\nbroker = \"mqtt://other:1883\"": "mqtt://other:1883",
+		"[edge]\nenabled = true\norchestrator = true\nbroker = \"mqtt://other:1883\"":                 "mqtt://127.0.0.1:1883",
+		"[edge]\nenabled = true\n[broker]\naddress = \"127.0.0.1:1884\"":                              "mqtt://127.0.0.1:1883",
+	} {
+		c, err := Parse([]byte(text), "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Complete(); err != nil || c.Orchestrator.Broker != want {
+			t.Errorf("%s: got broker %q, error %v; want %q", text, c.Orchestrator.Broker, err, want)
 		}
 	}
 }

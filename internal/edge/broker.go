@@ -26,8 +26,8 @@ type brokerSettings struct {
 	store                                  string // file of the embedded broker
 }
 
-// connect returns the configuration for a client of the broker. If the broker is embedded, connect also starts the
-// broker and returns it; otherwise the second result is nil.
+// connect returns the configuration for a client of the broker. If the broker is embedded and does not run yet, connect
+// also starts it and returns it; otherwise the second result is nil.
 func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) (mqtt.Config, broker.Broker, error) {
 	client := mqtt.Config{
 		URL: b.url, Protocol: b.protocol, Username: b.user, TLS: mqtt.TLS{CA: b.ca, Cert: b.cert, Key: b.key},
@@ -38,6 +38,10 @@ func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) 
 		return client, nil, fmt.Errorf("%s.password_file: %w", b.section, err)
 	}
 	if b.url != config.EmbeddedBroker {
+		return client, nil, nil
+	}
+	if s.running != nil {
+		client.URL = s.running.URL()
 		return client, nil, nil
 	}
 	embedded, err := s.newBroker(c, b.store)
@@ -66,14 +70,19 @@ func (s Services) newBroker(c *config.Config, file string) (broker.Broker, error
 	}
 	limits := s.Limits
 	limits.Max += limits.Max / 4 // more than MaxClients, so that a client above MaxClients gets a reason code
-	return broker.New(broker.Config{
+	limiter := s.Connections.Limiter("broker", limits)
+	embedded, err := broker.New(broker.Config{
 		Address: b.Address, TLSAddress: b.TLSAddress, Certificate: b.Certificate, Key: b.Key, ClientCA: b.ClientCA,
 		WebSocketAddress: b.WebSocketAddress, WebSocketTLSAddress: b.WebSocketTLSAddress, WebSocketOrigins: b.WebSocketOrigins,
 		Path: file, Users: users, MaxPacket: int64(b.MaxMessage), MaxClients: c.Connections.Max,
 		MaxQueued: b.MaxQueued, MaxQueuedBytes: b.MaxQueuedBytes, MaxRetained: b.MaxRetained, MaxRetainedBytes: b.MaxRetainedBytes,
 		ReceiveMaximum: b.ReceiveMaximum, TopicAliasMaximum: b.TopicAliasMaximum, SessionExpiry: time.Duration(b.SessionExpiry),
-		Connections: s.Connections.Limiter("broker", limits), Log: s.Logger.With("part", "broker"),
+		Connections: limiter, Log: s.Logger.With("part", "broker"),
 	})
+	if err != nil {
+		limiter.Close()
+	}
+	return embedded, err
 }
 
 // closeBroker closes the embedded broker, if b is not nil.

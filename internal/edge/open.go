@@ -54,22 +54,24 @@ type Services struct {
 	// PrivateDir creates a directory if it is missing, and makes sure that only the daemon can access it.
 	PrivateDir func(dir string) error
 	// HoldDir does the same, and locks the directory for this process until the result is closed.
-	HoldDir func(dir string) (io.Closer, error)
+	HoldDir func(ctx context.Context, dir string) (io.Closer, error)
 	// Register adds metrics; nil discards them.
 	Register func(prometheus.Collector)
+
+	// running is the daemon's embedded broker, for the orchestrator in the daemon; nil if there is none.
+	running broker.Broker
 }
 
 // Door is the MQTT front door of a node.
 type Door struct {
-	config       *config.Config
-	services     Services
-	log          *slog.Logger
-	broker       broker.Broker    // nil unless embedded
-	manager      *manager.Manager // nil while the door is closed
-	orchestrator *hosted          // nil unless configured
-	life         context.Context
-	stop         context.CancelFunc
-	tasks        sync.WaitGroup
+	config   *config.Config
+	services Services
+	log      *slog.Logger
+	broker   broker.Broker    // nil unless embedded
+	manager  *manager.Manager // nil while the door is closed
+	life     context.Context
+	stop     context.CancelFunc
+	tasks    sync.WaitGroup
 }
 
 // Open opens the front door. If a disk fault makes the door's files unusable, the door stays closed, reports the
@@ -98,7 +100,8 @@ func (d *Door) report(err error) {
 	d.services.Health.Report("edge front door", health.EdgeReady, health.DiskReason(err), err)
 }
 
-// open opens the parts: the broker, the runtimes and the manager, the orchestrator. After an error, none of them is open.
+// open opens the parts: first the broker, then the runtimes and the manager. After an error, none of them is open. The
+// orchestrator, if the daemon has one, then opens by itself.
 func (d *Door) open() error {
 	c := d.config
 	dir := filepath.Join(c.Root, "edge")
@@ -120,13 +123,10 @@ func (d *Door) open() error {
 	if err != nil {
 		return errors.Join(err, closeBroker(b))
 	}
-	var o *hosted
+	d.broker, d.manager = b, m
 	if c.Edge.Orchestrator {
-		if o, err = d.host(); err != nil {
-			return errors.Join(err, closeManager(m), closeBroker(b))
-		}
+		d.tasks.Go(guard.Loop(d.log, "orchestrator", d.orchestrate))
 	}
-	d.broker, d.manager, d.orchestrator = b, m, o
 	if register := d.services.Register; register != nil {
 		if b != nil {
 			register(brokerFigures{b})
@@ -154,20 +154,16 @@ func (d *Door) openManager(id identity, client mqtt.Config) (*manager.Manager, e
 	return m, nil
 }
 
-// Close closes the parts, in reverse order of opening. Modules keep running.
+// Close closes the parts: the orchestrator, the manager, the broker. Modules keep running.
 func (d *Door) Close() error {
 	d.stop()
 	d.tasks.Wait()
 	if d.manager == nil {
 		return nil
 	}
-	return errors.Join(d.orchestrator.Close(), closeManager(d.manager), closeBroker(d.broker))
-}
-
-func closeManager(m *manager.Manager) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 	defer cancel()
-	return m.Close(ctx)
+	return errors.Join(d.manager.Close(ctx), closeBroker(d.broker))
 }
 
 // runtimes makes the built-in runtime and those of the configured programs.

@@ -1,14 +1,23 @@
 package edge
 
 import (
+	"context"
 	"errors"
+	"io"
 	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/health"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // TestPrivateDirC7: a front door whose directory is not the daemon's does not open. After a disk fault, every retry
@@ -46,4 +55,65 @@ func TestPrivateDirC7(t *testing.T) {
 	if _, err := Open(c, s); !errors.Is(err, foreign) {
 		t.Errorf("Open: got error %v, want %v", err, foreign)
 	}
+}
+
+// TestHostedOrchestratorFails checks that broker and manager stay open while the orchestrator in the daemon cannot open,
+// and that it opens once it can.
+func TestHostedOrchestratorFails(t *testing.T) {
+	c := config.Default()
+	c.Root = t.TempDir()
+	c.Edge.Enabled, c.Edge.Orchestrator, c.Edge.Wasm.Enabled = true, true, false
+	c.Broker.Address, c.Orchestrator.Address = "127.0.0.1:0", "127.0.0.1:0"
+	c.Orchestrator.Root = t.TempDir()
+	if err := c.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	record := filepath.Join(c.Orchestrator.Root, "record.db")
+	if err := os.WriteFile(record, []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	board := health.NewBoard(log)
+	var locks atomic.Int32
+	door, err := Open(c, Services{
+		Connections: connlimit.NewGroup(log), Logger: log, Health: board,
+		PrivateDir: func(dir string) error { return os.MkdirAll(dir, 0o700) },
+		HoldDir: func(context.Context, string) (io.Closer, error) {
+			locks.Add(1)
+			return closer(func() { locks.Add(-1) }), nil
+		},
+	})
+	if err != nil {
+		t.Fatalf("Open with an orchestrator whose record is damaged: %v", err)
+	}
+	manager := door.manager
+	until.Holds(t, "the problem is reported", func() bool {
+		p := board.Problems()
+		return len(p) == 1 && p[0].Condition == health.EdgeReady && p[0].Reason == health.StoreDamaged
+	})
+	if conn, err := net.Dial("tcp", strings.TrimPrefix(door.broker.URL(), "mqtt://")); err != nil {
+		t.Errorf("the broker: %v", err)
+	} else {
+		conn.Close()
+	}
+	if err := os.Remove(record); err != nil {
+		t.Fatal(err)
+	}
+	until.Holds(t, "the problem is solved", func() bool { return len(board.Problems()) == 0 })
+	if door.manager != manager {
+		t.Error("the manager was opened again")
+	}
+	if err := door.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if n := locks.Load(); n != 0 {
+		t.Errorf("%d locks are left", n)
+	}
+}
+
+type closer func()
+
+func (c closer) Close() error {
+	c()
+	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"path/filepath"
 	"time"
@@ -13,10 +12,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/orchestrator"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/health"
 )
 
 // orchestratorSession is how long the broker keeps messages for a disconnected orchestrator: clients' requests, exits,
@@ -28,8 +29,9 @@ type Orchestrator struct {
 	// BrokerURL is the broker's address for a client on this host.
 	BrokerURL    string
 	orchestrator *orchestrator.Orchestrator
-	listener     net.Listener  // nil without REST
-	broker       broker.Broker // nil unless embedded
+	listener     net.Listener       // nil without REST
+	limiter      *connlimit.Limiter // of REST
+	broker       broker.Broker      // nil unless it belongs to this orchestrator
 }
 
 // OpenOrchestrator opens an orchestrator. Its record is in the directory orchestrator.root, which must exist. Its REST
@@ -43,7 +45,7 @@ func OpenOrchestrator(ctx context.Context, c *config.Config, s Services, collect
 	if err != nil {
 		return nil, err
 	}
-	o := &Orchestrator{BrokerURL: client.URL, broker: b}
+	o := &Orchestrator{BrokerURL: client.URL, broker: b, limiter: s.Connections.Limiter("rest", s.Limits)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, o.closeServers())
@@ -62,7 +64,7 @@ func OpenOrchestrator(ctx context.Context, c *config.Config, s Services, collect
 	o.orchestrator, err = orchestrator.Open(ctx, orchestrator.Config{
 		Path: filepath.Join(settings.Root, "record.db"), Topics: topics(settings.Realm, settings.Topics), Broker: client, Connect: mqtt.New,
 		KeepaliveInterval: time.Duration(settings.KeepaliveInterval), KeepaliveMissed: settings.KeepaliveMissed,
-		Connections: s.Connections.Limiter("rest", s.Limits), Collectors: collectors, Log: log,
+		Connections: o.limiter, Collectors: collectors, Log: log,
 	})
 	return o, err
 }
@@ -87,36 +89,47 @@ func (o *Orchestrator) closeServers() error {
 	if o.listener != nil {
 		_ = o.listener.Close() // Serve may have closed it
 	}
+	o.limiter.Close()
 	return closeBroker(o.broker)
 }
 
-// hosted is the orchestrator in a daemon.
-type hosted struct {
-	*Orchestrator
-	lock io.Closer
-}
-
-// host opens the orchestrator of [orchestrator] in this process and serves its REST interface until the door closes.
-func (d *Door) host() (*hosted, error) {
-	lock, err := d.services.HoldDir(d.config.Orchestrator.Root)
-	if err != nil {
-		return nil, err
-	}
-	o, err := OpenOrchestrator(d.life, d.config, d.services)
-	if err != nil {
-		return nil, errors.Join(err, lock.Close())
-	}
-	d.tasks.Go(guard.Func(d.log, "orchestrator REST", func() {
-		if err := o.Serve(d.life); err != nil {
-			d.log.Error("the orchestrator's REST interface has ended", "err", err)
+// orchestrate runs the orchestrator of [orchestrator] in this process until the door closes. What keeps it from running is
+// reported to Health and tried again: broker, manager and node work without it.
+func (d *Door) orchestrate() {
+	for d.life.Err() == nil {
+		err := d.runOrchestrator()
+		if d.life.Err() != nil && err != nil {
+			d.log.Warn("the orchestrator has not closed properly", "err", err)
+			return
 		}
-	}))
-	return &hosted{o, lock}, nil
+		d.reportOrchestrator(err)
+		_ = guard.Sleep(d.life, retryInterval)
+	}
 }
 
-func (h *hosted) Close() error {
-	if h == nil {
-		return nil
+func (d *Door) reportOrchestrator(err error) {
+	reason := "OrchestratorNotRunning"
+	if health.DiskFault(err) {
+		reason = health.DiskReason(err)
 	}
-	return errors.Join(h.Orchestrator.Close(), h.lock.Close())
+	d.services.Health.Report("edge orchestrator", health.EdgeReady, reason, err)
+}
+
+// runOrchestrator runs the orchestrator until the door closes, or until it cannot serve REST.
+func (d *Door) runOrchestrator() (err error) {
+	lock, err := d.services.HoldDir(d.life, d.config.Orchestrator.Root)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	s := d.services
+	s.running = d.broker
+	o, err := OpenOrchestrator(d.life, d.config, s)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, o.Close()) }()
+	d.reportOrchestrator(nil)
+	d.log.Info("the orchestrator is open", "broker", o.BrokerURL, "address", d.config.Orchestrator.Address)
+	return o.Serve(d.life)
 }

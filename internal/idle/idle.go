@@ -26,7 +26,7 @@ const (
 )
 
 // Watch gives memory back until ctx ends: in the first interval in which the process is idle, and then whenever it is
-// idle and twice as large as it was thereafter. So memory that the process uses even when idle stays.
+// idle and twice as large as right after the last time. So memory that the process uses even when idle stays.
 func Watch(ctx context.Context, log *slog.Logger) {
 	var used time.Duration
 	least := 0
@@ -55,14 +55,14 @@ func Release() error {
 }
 
 // unmap removes the file's pages from memory, except in mappings that can be written to or that somebody, such as a
-// debugger, has modified: the file does not have their content. The source is proc_pid_smaps(5).
+// debugger or the dynamic linker, has modified: the file does not have their content. The source is proc_pid_smaps(5).
 func unmap(file string) error {
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		return err
 	}
-	var of bool // whether the lines are those of such a mapping
 	var start, end uintptr
+	var of bool // whether the lines are those of such a mapping, as far as they have been read
 	for line := range bytes.Lines(smaps) {
 		var from, to uintptr
 		var mode string
@@ -71,12 +71,17 @@ func unmap(file string) error {
 			of = (mode == "r-xp" || mode == "r--p") && bytes.HasSuffix(line, []byte(" "+file+"\n"))
 			continue
 		}
-		if fields := bytes.Fields(line); !of || len(fields) != 3 || string(fields[0]) != "Anonymous:" || string(fields[1]) != "0" {
+		if !of {
 			continue
 		}
-		// unix.Madvise takes a slice, but this memory is none of Go's.
-		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, start, end-start, unix.MADV_DONTNEED); errno != 0 {
-			return fmt.Errorf("madvise %#x-%#x: %w", start, end, errno)
+		switch key, value, _ := bytes.Cut(line, []byte(":")); string(key) {
+		case "Anonymous", "Swap":
+			of = string(bytes.TrimSpace(value)) == "0 kB"
+		case "VmFlags": // the last line
+			// unix.Madvise takes a slice, but this memory is none of Go's.
+			if _, _, errno := unix.Syscall(unix.SYS_MADVISE, start, end-start, unix.MADV_DONTNEED); errno != 0 {
+				return fmt.Errorf("madvise %#x-%#x: %w", start, end, errno)
+			}
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,12 +40,14 @@ func TestUnmap(t *testing.T) {
 	if !bytes.Equal(clean, content) { // which has mapped each page
 		t.Fatal("the mapping has another content")
 	}
-	before := mapped(t, file)
+	if got := mapped(t, clean); got == 0 {
+		t.Fatal("the mapping has no pages in memory")
+	}
 	if err := unmap(file); err != nil {
 		t.Fatal(err)
 	}
-	if after := mapped(t, file); before-after != len(content) {
-		t.Errorf("%d bytes left memory, want %d", before-after, len(content))
+	if got := mapped(t, clean); got != 0 {
+		t.Errorf("the mapping has %d KiB in memory, want none", got)
 	}
 	if !bytes.Equal(clean, content) {
 		t.Error("a page has another content")
@@ -74,25 +77,17 @@ func mapping(t *testing.T, file string) []byte {
 	return m
 }
 
-// mapped returns how many bytes of the file's mappings are in memory.
-func mapped(t *testing.T, file string) (total int) {
+// mapped returns how many KiB of the mapping are in memory.
+func mapped(t *testing.T, mapping []byte) (kib int) {
 	t.Helper()
 	smaps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var of bool
-	for line := range strings.Lines(string(smaps)) {
-		switch fields := strings.Fields(line); {
-		case !strings.HasSuffix(fields[0], ":"):
-			of = strings.HasSuffix(line, file+"\n")
-		case of && fields[0] == "Rss:":
-			var kib int
-			if _, err := fmt.Sscan(fields[1], &kib); err != nil {
-				t.Fatal(err)
-			}
-			total += kib << 10
-		}
+	_, rest, found := strings.Cut(string(smaps), fmt.Sprintf("%x-", uintptr(unsafe.Pointer(&mapping[0]))))
+	_, rest, resident := strings.Cut(rest, "\nRss:")
+	if _, err := fmt.Sscan(rest, &kib); err != nil || !found || !resident {
+		t.Fatalf("the mapping is not in smaps: %v", err)
 	}
-	return total
+	return kib
 }

@@ -57,6 +57,40 @@ func TestFindChain(t *testing.T) {
 
 // TestPluginsInFolder checks that a chain includes the plugins in the folder beside a list (since CNI 1.1.0), because
 // records need them.
+// TestFindChainAgain checks that the embedded default is made again only if its settings differ, and never instead of a file.
+func TestFindChainAgain(t *testing.T) {
+	dir, def := t.TempDir(), DefaultNetwork{Bridge: "b0", SubnetV4: DefaultSubnetV4, MTU: 1500}
+	find := func(def DefaultNetwork, last *chain) *chain {
+		t.Helper()
+		c, err := findChain(dir, def, "/leases", last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	first := find(def, nil)
+	if find(def, first) != first {
+		t.Error("the same default was made again")
+	}
+	def.MTU = 1400
+	if c := find(def, first); c == first || !strings.Contains(string(c.list.Bytes), "1400") {
+		t.Errorf("with another MTU: got %s", c.list.Bytes)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "10.conflist"), []byte(`{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"first"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := find(def, first)
+	if file.embedded() || find(def, file) == file { // a file may have changed
+		t.Errorf("with a file: got the chain of %s", file.source)
+	}
+	if err := os.Remove(filepath.Join(dir, "10.conflist")); err != nil {
+		t.Fatal(err)
+	}
+	if c := find(def, file); !c.embedded() {
+		t.Errorf("after the file's removal: got the chain of %s", c.source)
+	}
+}
+
 func TestPluginsInFolder(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "net"), 0o755); err != nil {

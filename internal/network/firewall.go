@@ -35,6 +35,8 @@ type firewall struct {
 	subnets sync.Map
 	// ports holds the *portRules of each pod with host ports, by key.
 	ports sync.Map
+	// newChain says that the chain of plugins has changed since the rules were read.
+	newChain atomic.Bool
 	// changing serialises checks of the rules and changes to them.
 	changing sync.Mutex
 	// refreshing serialises refreshes.
@@ -202,7 +204,7 @@ func (m *Manager) watchFirewall() {
 		}
 		start := time.Now()
 		now := rulesetGeneration()
-		if now == seen && start.Sub(last) < m.firewall.uncountedInterval() {
+		if now == seen && !m.firewall.newChain.Swap(false) && start.Sub(last) < m.firewall.uncountedInterval() {
 			continue
 		}
 		seen, last = now, start
@@ -214,10 +216,10 @@ func (m *Manager) watchFirewall() {
 }
 
 // uncountedInterval returns the time between reads of the rules if nftables counts no change: tables of iptables-legacy have
-// no count. While there are no rules to restore, only the verdict on other programs' rules can become old.
+// no count. As long as no pod has had rules and nothing is wrong, only the verdict on other programs' rules can become old.
 func (f *firewall) uncountedInterval() time.Duration {
 	switch {
-	case !f.used():
+	case !f.used() && f.failure.Load().error() == nil && f.blocked.Load().error() == nil:
 		return firewallUnused
 	case iptables.HasLegacy(iptables.V4) || iptables.HasLegacy(iptables.V6):
 		return firewallSlowly
@@ -225,7 +227,7 @@ func (f *firewall) uncountedInterval() time.Duration {
 	return refreshInterval
 }
 
-// used reports whether pods have rules.
+// used reports whether pods have rules, or have had rules in one of the subnets since the start.
 func (f *firewall) used() bool {
 	for _, pods := range []*sync.Map{&f.subnets, &f.ports} {
 		for range pods.Range {

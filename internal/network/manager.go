@@ -144,6 +144,7 @@ func (m *Manager) reload() {
 	case err != nil && (old == nil || old.err == nil || old.err.Error() != err.Error()):
 		m.cfg.Logger.Error("CNI configuration cannot be loaded", "err", err)
 	case err == nil && (old == nil || old.chain == nil || c.source != old.chain.source || !bytes.Equal(c.list.Bytes, old.chain.list.Bytes)):
+		m.firewall.newChain.Store(true)
 		m.cfg.Logger.Info("CNI configuration loaded", "configuration", c.source, "network", c.list.Name, "cniVersion", c.list.CNIVersion)
 	}
 }

@@ -53,15 +53,19 @@ func (o *Orchestrator) watch(ctx context.Context) {
 	orders, deadlines := time.NewTicker(orderTick), time.NewTicker(deadlineTick)
 	defer orders.Stop()
 	defer deadlines.Stop()
+	ticking := true
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-o.ledger.noted:
-			orders.Reset(orderTick)
+			if !ticking {
+				orders.Reset(orderTick)
+				ticking = true
+			}
 		case <-orders.C:
 			o.settleOrders(ctx, false)
-			if !o.ordered() {
+			if ticking = o.ordered(); !ticking {
 				orders.Stop()
 			}
 		case <-deadlines.C:
