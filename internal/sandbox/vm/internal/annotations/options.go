@@ -94,6 +94,8 @@ type Options struct {
 	// MetaData and UserData are cloud-init's meta-data and user-data, or nil. The values have the types of decoded
 	// JSON, with json.Number for numbers.
 	MetaData, UserData map[string]any
+	// UserDataDocument is user-data in a form that is not a mapping. At most one of UserData and UserDataDocument is set.
+	UserDataDocument Document
 	// UserDataOverwrite means that keys in UserData replace those in UserDataSource. It also means that SSHKeys replace
 	// the lines in SSHKeySource.
 	UserDataOverwrite bool
@@ -198,6 +200,10 @@ func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 		return nil, fmt.Errorf("annotation %s: %q: the ConfigMap or Secret with this key is missing; name it with %s: %w",
 			k.of(sourceKey), o.UserDataSourceKey, k.of(source), errdefs.ErrInvalidArgument)
 	}
+	if o.UserDataDocument.Configures && o.UserDataSourceKey == "" && o.UserDataScript == "" && !o.UserDataSource.IsZero() && !o.UserDataOverwrite {
+		return nil, fmt.Errorf("annotation %s: only the guest can read this form, and replaces whole keys of %s with it; allow that with %s, or give all user data by %s: %w",
+			k.of(data), k.of(source), k.of("cloud-init-user-data-overwrite"), k.of(sourceKey), errdefs.ErrInvalidArgument)
+	}
 	idle := func(name, format string, args ...any) {
 		warnings = append(warnings, fmt.Sprintf("annotation %s has no effect: %s", k.of(name), fmt.Sprintf(format, args...)))
 	}
@@ -214,7 +220,7 @@ func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 			idle(source, "%s is the whole user data", whole)
 		}
 	}
-	if whole != "" && o.UserData != nil {
+	if whole != "" && (o.UserData != nil || o.UserDataDocument.Text != "") {
 		idle(data, "%s is the whole user data", whole)
 	}
 	if o.UserDataSourceKey == "" && o.UserDataSourceEncoding != EncodingPlain {

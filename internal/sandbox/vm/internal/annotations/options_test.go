@@ -117,8 +117,9 @@ var cases = map[string]struct {
 		},
 		bad: []string{"ec2", "no-cloud"},
 	},
-	"cloud-init-meta-data":           mappingCase(func(o *Options) *map[string]any { return &o.MetaData }),
-	"cloud-init-user-data":           mappingCase(func(o *Options) *map[string]any { return &o.UserData }),
+	"cloud-init-meta-data": mappingCase(func(o *Options) *map[string]any { return &o.MetaData }, nil,
+		"#include\nhttp://x/", "#!/bin/sh\n# x", "## template: jinja\na: b", "## Template:jinja\na: b", "#cloud-config-archive\n- a", "MIME-Version: 1.0\na: b"),
+	"cloud-init-user-data":           mappingCase(func(o *Options) *map[string]any { return &o.UserData }, goodDocuments(), badDocuments...),
 	"cloud-init-user-data-overwrite": booleanCase(func(o *Options) *bool { return &o.UserDataOverwrite }),
 	"cloud-init-user-data-script": {
 		good: []field{{"#!/bin/sh\necho hi\n", func(o *Options) { o.UserDataScript = "#!/bin/sh\necho hi\n" }}},
@@ -159,17 +160,52 @@ func booleanCase(f func(*Options) *bool) testCase {
 	}
 }
 
-func mappingCase(f func(*Options) *map[string]any) testCase {
+func mappingCase(f func(*Options) *map[string]any, good []field, bad ...string) testCase {
 	return testCase{
-		good: []field{
+		good: append(good, []field{
 			{"#cloud-config\na: [x, 12345678901234567890]\n", func(o *Options) {
 				*f(o) = map[string]any{"a": []any{"x", json.Number("12345678901234567890")}}
 			}},
 			{`{"a": {"b": true}}`, func(o *Options) { *f(o) = map[string]any{"a": map[string]any{"b": true}} }},
+			{"\ufeff \n#Cloud-Config\n---\na: '\\ufffd \ufffd'\n---\n", func(o *Options) { *f(o) = map[string]any{"a": "\\ufffd \ufffd"} }},
 			{"# nothing\n", func(*Options) {}},
-		},
-		bad: []string{"- a", "text", "a: [", "a: 1\na: 2", "a: &x [*x]", strings.Repeat("# x\n", maxText)},
+		}...),
+		bad: append(bad, "- a", "text", "a: [", "a: 1\na: 2", "a: &x [*x]", strings.Repeat("# x\n", maxText), "a: b\n---\nc: d", "#c\n---\n---\na: b", "a: b\n---\n[",
+			"a: !!binary /wAB"),
 	}
+}
+
+// goodDocuments are user-data in all forms but a mapping.
+func goodDocuments() (good []field) {
+	for text, want := range map[string]Document{
+		"#include\nhttp://x/\n":                        {ContentType: "text/x-include-url", Configures: true},
+		"\n #INCLUDE http://x/":                        {ContentType: "text/x-include-url", Configures: true},
+		"#include-once http://x/\n":                    {ContentType: "text/x-include-once-url", Configures: true},
+		"#!/bin/sh\n# nothing":                         {ContentType: "text/x-shellscript"},
+		"#cloud-boothook\n#!/bin/sh\n":                 {ContentType: "text/cloud-boothook"},
+		"#part-handler\nimport os\n":                   {ContentType: "text/part-handler"},
+		"#cloud-config-archive\n- content: x\n":        {ContentType: "text/cloud-config-archive", Configures: true},
+		"#cloud-config-jsonp\n[]\n":                    {ContentType: "text/cloud-config-jsonp"},
+		"## template: jinja\n#cloud-config\na: {{b}}":  {ContentType: "text/jinja2", Configures: true},
+		"## Template: Jinja \r\n{% if a %}\n#!/bin/sh": {ContentType: "text/jinja2", Configures: true},
+		"Content-Type: multipart/mixed; boundary=x\nMIME-Version: 1.0\n\n--x\n\na\n--x--\n": {Configures: true},
+		"MIME-Version: 1.0\nContent-Type: text/cloud-config\n\na: b\n":                      {Configures: true},
+		"Subject: x\nmime-version: 1.0\ncontent-type: text/x-shellscript\n\n#!/bin/sh\n":    {Configures: true},
+	} {
+		want.Text = text
+		good = append(good, field{text, func(o *Options) { o.UserDataDocument = want }})
+	}
+	return good
+}
+
+// badDocuments are user-data that cloud-init would ignore, or read as something else than they seem to be.
+var badDocuments = []string{
+	"## template: jinja2\n#cloud-config\na: b", "##template: jinja\na: b", "\n## template: jinja\na: b", "## template: basic\na: b",
+	"## template: jinja\n#include\nhttp://x/", "## template: jinja\n#cloud-config-archive\n- a", "## template: jinja\nMIME-Version: 1.0\n\n",
+	"\n#!/bin/sh\n", " #cloud-boothook\n#!/bin/sh\n", "\ufeff#include\nhttp://x/", "\ufeff#!/bin/sh", "H4sIAAAAAAAAA0vOyS9N0U3Oz0vLTOcCAGhQZ2sOAAAA",
+	"Content-Type: multipart/mixed; boundary=x\n\n--x\n", "Content-Type: multipart/mixed\nMIME-Version: 1.0\n\n--x\n", "MIME-Version: 1.0\n\na: b",
+	"Content-Type: multipart/mixed; boundary=x\nMIME-Version: 1.0\n\n--y\n", "\nContent-Type: text/cloud-config\nMIME-Version: 1.0\n\na: b", "MIME-Version: 1.0\nno header",
+	"#!" + strings.Repeat("x", maxText),
 }
 
 func sourceCase(f func(*Options) *Source, more ...string) testCase {
@@ -284,6 +320,10 @@ func TestWarnings(t *testing.T) {
 				"annotation VirtletCloudInitUserData has no effect: VirtletCloudInitUserDataScript is the whole user data",
 			},
 		},
+		"a script and a document": {
+			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserData": "#include\n"},
+			[]string{"annotation VirtletCloudInitUserData has no effect: VirtletCloudInitUserDataScript is the whole user data"},
+		},
 		"a key and a script": {
 			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserDataSourceKey": "k"},
 			[]string{"annotation VirtletCloudInitUserDataScript has no effect: the user data comes from VirtletCloudInitUserDataSourceKey"},
@@ -325,6 +365,24 @@ func TestKeyWithoutSource(t *testing.T) {
 	_, _, err := Parse(map[string]string{"VirtletCloudInitUserDataSourceKey": "k"})
 	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), `VirtletCloudInitUserDataSourceKey: "k"`) {
 		t.Errorf("Parse error = %v, want ErrInvalidArgument with the key", err)
+	}
+}
+
+// TestDocumentAndSource: only the guest can read a document, so a source's keys cannot be merged with the keys in it.
+func TestDocumentAndSource(t *testing.T) {
+	all := map[string]string{Prefix + "cloud-init-user-data": "#include\nhttp://x/", "VirtletCloudInitUserDataSource": "secret/s"}
+	_, _, err := Parse(all)
+	for _, word := range []string{Prefix + "cloud-init-user-data:", "VirtletCloudInitUserDataSource ", Prefix + "cloud-init-user-data-overwrite", Prefix + "cloud-init-user-data-source-key"} {
+		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), word) {
+			t.Errorf("Parse error = %v, want ErrInvalidArgument with %q", err, word)
+		}
+	}
+	for key, value := range map[string]string{"VirtletCloudInitUserDataOverwrite": "true", Prefix + "cloud-init-user-data": "#!/bin/sh", "VirtletCloudInitUserDataSourceKey": "k"} {
+		changed := maps.Clone(all)
+		changed[key] = value
+		if _, _, err := Parse(changed); err != nil {
+			t.Errorf("Parse with %s = %q: %v", key, value, err)
+		}
 	}
 }
 

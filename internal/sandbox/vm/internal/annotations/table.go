@@ -41,8 +41,8 @@ var Known = []*Annotation{
 	{"", "share-driver", "`virtiofs`, `9p` or `9p-mapped`", "`virtiofs` if virtiofsd works on the node, otherwise `9p`", "how directories reach the guest: `9p` is for guests whose kernel has no virtio-fs; with `9p-mapped` only the guest sees the owners that it sets", choice(func(o *Options) *machine.ShareDriver { return &o.ShareDriver }, machine.ShareVirtiofs, machine.Share9p, machine.Share9pMapped)},
 	{"VirtletChown9pfsMounts", "chown-9pfs-mounts", allowedBool, "`false`", "no effect, with a warning: owners of shared directories are not changed; if the file system can map owners, the guest's root is root in them", boolean(func(o *Options) *bool { return &o.Chown9pfs })},
 	{"VirtletCloudInitImageType", "cloud-init-image-type", "`nocloud` or `configdrive`, in upper or lower case", "`nocloud`", "form of the cloud-init disk", setImageType},
-	{"VirtletCloudInitMetaData", "cloud-init-meta-data", "a mapping in YAML or JSON, at most 256 KiB", "", "keys that replace those in the generated meta-data", mapping(func(o *Options) *map[string]any { return &o.MetaData })},
-	{"VirtletCloudInitUserData", "cloud-init-user-data", "a mapping in YAML or JSON, at most 256 KiB", "", "user-data, merged over the source's", mapping(func(o *Options) *map[string]any { return &o.UserData })},
+	{"VirtletCloudInitMetaData", "cloud-init-meta-data", "a mapping in YAML or JSON, at most 256 KiB", "", "keys that replace those in the generated meta-data", setMetaData},
+	{"VirtletCloudInitUserData", "cloud-init-user-data", "a mapping in YAML or JSON, or another form of cloud-init's user-data; at most 256 KiB", "", "user-data, merged over the source's; [other forms](#cloud-init) are kept as they are", setUserData},
 	{"VirtletCloudInitUserDataOverwrite", "cloud-init-user-data-overwrite", allowedBool, "`false`", "keys in the user-data replace the source's instead of being merged with them; so do SSH keys", boolean(func(o *Options) *bool { return &o.UserDataOverwrite })},
 	{"VirtletCloudInitUserDataScript", "cloud-init-user-data-script", "a text of at most 256 KiB", "", "the whole user-data; `@virtlet-mount-script@` in it is replaced with the commands that link and mount the volumes", setScript},
 	{"VirtletCloudInitUserDataSource", "cloud-init-user-data-source", "`configmap/NAME` or `secret/NAME`", "", "ConfigMap or Secret, mounted by the pod, whose keys are keys in the user-data (values are YAML)", source(false, func(o *Options) *Source { return &o.UserDataSource })},
@@ -69,13 +69,6 @@ func boolean(field func(*Options) *bool) func(*Options, string) error {
 			return nil
 		}
 		return errors.New("neither true nor false")
-	}
-}
-
-func mapping(field func(*Options) *map[string]any) func(*Options, string) error {
-	return func(o *Options, value string) (err error) {
-		*field(o), err = Mapping(value)
-		return err
 	}
 }
 

@@ -6,12 +6,14 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
+	goyaml "go.yaml.in/yaml/v2"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"libvirt.org/go/libvirtxml"
 	"sigs.k8s.io/yaml"
@@ -208,6 +210,13 @@ func Value(text string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	// encoding/json writes an escape for bytes that are not text, which only YAML's !!binary yields.
+	if bytes.Contains(bytes.ReplaceAll(asJSON, []byte(`\\`), nil), []byte(`\ufffd`)) {
+		return nil, errors.New("!!binary is not text; for a file, use `encoding: b64`")
+	}
+	if err := oneDocument(text); err != nil {
+		return nil, err
+	}
 	d := json.NewDecoder(bytes.NewReader(asJSON))
 	d.UseNumber()
 	var v any
@@ -215,4 +224,20 @@ func Value(text string) (any, error) {
 		return nil, err
 	}
 	return v, nil
+}
+
+// oneDocument fails if there is anything in YAML after the first document.
+func oneDocument(text string) error {
+	d := goyaml.NewDecoder(strings.NewReader(text))
+	for first := true; ; first = false {
+		var v any
+		switch err := d.Decode(&v); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case !first && (err != nil || v != nil):
+			return errors.New("more than one YAML document")
+		case err != nil:
+			return err
+		}
+	}
 }

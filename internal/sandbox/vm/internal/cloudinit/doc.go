@@ -14,5 +14,8 @@
 // A text that becomes part of another language (shell, YAML, JSON, fstab, environment.d) is quoted or refused. Only
 // encoders write YAML and JSON. Files are read with limits, and never outside their volume.
 //
+// User-data that are not a mapping, such as a script, are kept byte for byte. They and our cloud-config become parts of
+// a MIME multi-part message (joinParts).
+//
 // Only Image.WriteFile may write files. The package does not decide which devices or networks a machine has.
 package cloudinit

@@ -156,6 +156,30 @@ var shapes = map[string]func(t *testing.T) Input{
 		in.Mounts = []Mount{{ContainerPath: "/mnt", HostPath: volume(t, "secret", "vm", map[string]string{"users": "- name: first\n", "timezone": "UTC"})}}
 		return in
 	},
+	"form-include":      document("#include\nhttp://example.com/a\n"),
+	"form-include-once": document("#include-once\nhttp://example.com/a\n"),
+	"form-script":       document("#!/bin/sh\necho ä >/dev/console"),
+	"form-boothook":     document("#cloud-boothook\n#!/bin/sh\necho hi\n"),
+	"form-part-handler": document("#part-handler\ndef list_types():\n    return ['text/mine']\ndef handle_part(data, ctype, filename, payload):\n    pass\n"),
+	"form-archive":      document("#cloud-config-archive\n- content: |\n    #cloud-config\n    mounts: [[swap, none]]\n- {type: text/x-shellscript, content: \"#!/bin/sh\\n\"}\n"),
+	"form-jsonp":        document("#cloud-config-jsonp\n[{\"op\": \"add\", \"path\": \"/mounts\", \"value\": [[\"swap\", \"none\"]]}]\n"),
+	"form-template":     document("## template: jinja\n#cloud-config\nwrite_files:\n- {path: /name, content: \"{{ v1.local_hostname }}\"}\n{% if true %}\nmounts: [[swap, none]]\n{% endif %}\n"),
+	"form-mime":         document("Content-Type: multipart/mixed; boundary=\"b\"\nMIME-Version: 1.0\n\n--b\nContent-Type: text/cloud-config\n\nmounts: [[swap, none]]\n\n--b\nContent-Type: text/x-shellscript\n\n#!/bin/sh\n\n--b--\n"),
+	"form-alone": func(t *testing.T) Input {
+		return base(t, map[string]string{"VirtletCloudInitUserData": "#!/bin/sh\necho alone\n"})
+	},
+	"form-mail": func(t *testing.T) Input { // a cloud-config that cloud-init would read as a MIME message
+		return base(t, map[string]string{"VirtletCloudInitUserData": "write_files:\n- {path: /mail, content: \"MIME-Version: 1.0\\n\"}\n"})
+	},
+	"form-template-source": func(t *testing.T) Input {
+		in := document("## template: jinja\n#cloud-config\nusers: [default]\nbootcmd: [[ls, /dev/testpvc]]\n")(t)
+		in.Options.UserDataSource, in.Options.UserDataOverwrite = annotations.Source{Kind: "secret", Name: "vm"}, true
+		in.Devices = []Device{{Serial: "disk0", Path: "/dev/testpvc"}}
+		in.Mounts = append(in.Mounts, Mount{ContainerPath: SourceDir + "/secret/vm", HostPath: volume(t, "secret", "vm", map[string]string{
+			"users": "- name: first\n", "timezone": "UTC", "mounts": "- [/dev/testpvc, /mnt]\n",
+		})})
+		return in
+	},
 	"user-data-script": func(t *testing.T) Input {
 		in := base(t, map[string]string{"VirtletCloudInitUserDataScript": "@virtlet-mount-script@\necho done\n"})
 		in.Mounts = []Mount{{HostPath: t.TempDir(), ContainerPath: "/data", Tag: ShareTag(0)}}
@@ -256,10 +280,21 @@ var shapes = map[string]func(t *testing.T) Input{
 	},
 }
 
+// document returns the shape of a pod with user-data in a form of its own, and with files and mounts.
+func document(text string) func(t *testing.T) Input {
+	return func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletCloudInitUserData": text})
+		in.Env = []EnvVar{{"A", "1"}}
+		in.Mounts = []Mount{{HostPath: t.TempDir(), ContainerPath: "/data", Tag: ShareTag(0)}}
+		return in
+	}
+}
+
 // TestGolden compares all files on each shape of disk with the golden files; UPDATE=1 in the environment writes them.
 // cloud-init 22.4 (Debian 12) accepted the golden files: its schema, its NoCloud and ConfigDrive readers, and its
-// network renderers. A guest booted with such a disk got the name, addresses, routes, resolvers, environment, files,
-// shares, device links and agent.
+// network renderers. Its user-data processor and its handlers found the documents in form-* unchanged, and appended our
+// mounts and files to those of the document. A guest booted with such a disk got the name, addresses, routes,
+// resolvers, environment, files, shares, device links and agent.
 func TestGolden(t *testing.T) {
 	for name, shape := range shapes {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,8 @@ const (
 )
 
 // userData returns the user-data. If the pod gives a whole script or document, userData returns that. Otherwise it
-// returns a cloud-config with the pod's keys, the mounts and the files.
+// returns a cloud-config with the pod's keys, the mounts and the files. If the annotation has another form than a
+// cloud-config, it becomes a part of its own.
 func (b *builder) userData(shares []Mount) ([]byte, error) {
 	if o := b.in.Options; o.UserDataSourceKey != "" || o.UserDataScript != "" {
 		return b.wholeUserData(shares)
@@ -34,21 +35,61 @@ func (b *builder) userData(shares []Mount) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.addMounts(data, shares); err != nil {
+	if b.in.Options.UserDataDocument.Text != "" {
+		return b.withDocument(data, shares)
+	}
+	if err := b.addOwn(data, shares); err != nil {
 		return nil, err
+	}
+	p, err := configPart(data, "")
+	if err != nil {
+		return nil, err
+	}
+	return joinParts([]part{p}), nil
+}
+
+// withDocument returns user-data with the keys of the source, the document and our own keys, in this order. Each part
+// is omitted if it is empty.
+func (b *builder) withDocument(source map[string]any, shares []Mount) ([]byte, error) {
+	document := b.in.Options.UserDataDocument
+	own := map[string]any{}
+	if err := b.addOwn(own, shares); err != nil {
+		return nil, err
+	}
+	b.useUdevPaths(source)
+	for _, d := range b.in.Devices {
+		if strings.Contains(document.Text, d.Path) {
+			b.warn("the user data have %s and are kept as they are: if they mount it, name it %s there", d.Path, b.udevPath(d))
+		}
+	}
+	before, err := configPart(source, "")
+	if err != nil {
+		return nil, err
+	}
+	after, err := configPart(own, mergeLists)
+	if err != nil {
+		return nil, err
+	}
+	parts := []part{documentPart(document)}
+	if len(source) > 0 {
+		parts = append([]part{before}, parts...)
+	}
+	if len(own) > 0 {
+		parts = append(parts, after)
+	}
+	return joinParts(parts), nil
+}
+
+// addOwn adds the mounts and the files to data.
+func (b *builder) addOwn(data map[string]any, shares []Mount) error {
+	if err := b.addMounts(data, shares); err != nil {
+		return err
 	}
 	files, err := b.writeFiles(shares)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := appendToList(data, "write_files", files); err != nil {
-		return nil, err
-	}
-	text, err := encodeJSON(data)
-	if err != nil {
-		return nil, fmt.Errorf("user data: %w", err)
-	}
-	return append([]byte("#cloud-config\n"), text...), nil
+	return appendToList(data, "write_files", files)
 }
 
 func (b *builder) wholeUserData(shares []Mount) ([]byte, error) {
@@ -88,6 +129,10 @@ func (b *builder) podUserData() (map[string]any, error) {
 			return nil, fmt.Errorf("user data: %w", err)
 		}
 		for key, text := range values {
+			if annotations.IsDocument(string(text)) {
+				return nil, fmt.Errorf("user data: %s, key %q: not a value but a whole document; name its key with the annotation %scloud-init-user-data-source-key: %w",
+					o.UserDataSource, key, annotations.Prefix, errdefs.ErrInvalidArgument)
+			}
 			if data[key], err = annotations.Value(string(text)); err != nil {
 				return nil, fmt.Errorf("user data: %s, key %q: not YAML: %v: %w", o.UserDataSource, key, err, errdefs.ErrInvalidArgument)
 			}
@@ -186,9 +231,8 @@ func (b *builder) mountOptions(m Mount) string {
 	return o
 }
 
-// addMounts adds the shares to the mounts in data. In the pod's own mounts, it replaces the devices' paths with udev's
-// links, because our own links do not exist yet when cloud-init mounts the devices. The vendor-data also mounts the
-// shares, because cloud-init 22.4 itself mounts only block devices and sources with a colon in their name.
+// addMounts adds the shares to the mounts in data. The vendor-data also mounts the shares, because cloud-init 22.4
+// itself mounts only block devices and sources with a colon in their name.
 func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	var more []any
 	for _, m := range shares {
@@ -197,6 +241,13 @@ func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	if err := appendToList(data, "mounts", more); err != nil {
 		return err
 	}
+	b.useUdevPaths(data)
+	return nil
+}
+
+// useUdevPaths replaces the devices' paths in the mounts in data with udev's links, because our own links do not exist
+// yet when cloud-init mounts the devices.
+func (b *builder) useUdevPaths(data map[string]any) {
 	list, _ := data["mounts"].([]any)
 	list = slices.Clone(list)
 	for i, entry := range list {
@@ -213,7 +264,6 @@ func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	if list != nil {
 		data["mounts"] = list
 	}
-	return nil
 }
 
 // writeFiles returns the entries for write_files: copied mounts, injected files, scripts and environment.
