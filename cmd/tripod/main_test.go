@@ -136,7 +136,7 @@ func TestCommandsAreWhole(t *testing.T) {
 	root := newRoot(nil, nil, nil)
 	walk(root)
 	for _, name := range []string{"daemon", "check", "pods", "ps", "images", "pull", "rmi", "inspect", "inspectp", "inspecti", "logs",
-		"exec", "attach", "console", "port-forward", "stats", "runp", "create", "start", "run", "stop", "stopp", "rm", "rmp", "events", "info", "status"} {
+		"exec", "attach", "console", "ssh", "port-forward", "stats", "runp", "create", "start", "run", "stop", "stopp", "rm", "rmp", "events", "info", "status"} {
 		if c, _, err := root.Find([]string{name}); err != nil || c == root {
 			t.Errorf("no command %s: %v", name, err)
 		}

@@ -58,9 +58,7 @@ func (c *Client) onlyContainer(ctx context.Context, pod string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	running, err := c.ListContainers(ctx, &runtimeapi.ContainerFilter{
-		PodSandboxId: id, State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
-	})
+	running, err := c.runningContainers(ctx, id)
 	if err != nil {
 		return "", err
 	}
@@ -68,6 +66,13 @@ func (c *Client) onlyContainer(ctx context.Context, pod string) (string, error) 
 		return "", fmt.Errorf("pod %s has %d running containers, not one: see `tripod ps -a`, or use `tripod attach`", pod, len(running))
 	}
 	return running[0].GetId(), nil
+}
+
+// runningContainers returns the running containers of the pod with this ID.
+func (c *Client) runningContainers(ctx context.Context, pod string) ([]*runtimeapi.Container, error) {
+	return c.ListContainers(ctx, &runtimeapi.ContainerFilter{
+		PodSandboxId: pod, State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
+	})
 }
 
 // stdio is the part of a container's configuration that concerns its standard streams.

@@ -10,11 +10,14 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
@@ -286,10 +289,14 @@ func (s *sizes) Next() *remotecommand.TerminalSize {
 
 func (a *App) portForwardCommand() *cobra.Command {
 	var address []string
+	var stdio bool
 	c := &cobra.Command{
 		Use: "port-forward POD [LOCAL:]REMOTE...", Short: "Forward local TCP ports to ports inside a pod, until interrupted",
 		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completion(podWords),
 		RunE: func(c *cobra.Command, args []string) error {
+			if stdio && len(args) != 2 {
+				return errors.New("--stdio is for one port")
+			}
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.Pod(ctx, args[0])
 				if err != nil {
@@ -299,24 +306,23 @@ func (a *App) portForwardCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				if stdio {
+					return a.connect(ctx, resp.GetUrl(), args[1])
+				}
 				return a.portForward(ctx, resp.GetUrl(), address, args[1:])
 			})
 		},
 	}
 	c.Flags().StringSliceVar(&address, "address", []string{"localhost"}, "local addresses to listen on")
+	c.Flags().BoolVar(&stdio, "stdio", false, "connect standard input and output to one port, for the ProxyCommand of ssh")
 	return c
 }
 
 func (a *App) portForward(ctx context.Context, address string, listen, ports []string) error {
-	target, err := parseTarget(address)
+	dialer, err := portDialer(address)
 	if err != nil {
 		return err
 	}
-	transport, upgrader, err := spdy.RoundTripperFor(restConfig(target))
-	if err != nil {
-		return err
-	}
-	var dialer httpstream.Dialer = spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, target)
 	forwarder, err := portforward.NewOnAddressesForStreamingWithContext(ctx, dialer, listen, ports, nil, a.Stdout, a.Stderr)
 	if err != nil {
 		return err
@@ -325,4 +331,67 @@ func (a *App) portForward(ctx context.Context, address string, listen, ports []s
 		return err
 	}
 	return nil
+}
+
+func portDialer(address string) (httpstream.Dialer, error) {
+	target, err := parseTarget(address)
+	if err != nil {
+		return nil, err
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(restConfig(target))
+	if err != nil {
+		return nil, err
+	}
+	return spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, target), nil
+}
+
+// connect connects our standard input and output to a port in a pod, until the pod closes the connection. The end of our
+// input closes only our direction.
+func (a *App) connect(ctx context.Context, address, port string) error {
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("%q is not a port", port)
+	}
+	dialer, err := portDialer(address)
+	if err != nil {
+		return err
+	}
+	connection, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	defer context.AfterFunc(ctx, func() { _ = connection.Close() })()
+	headers := http.Header{}
+	headers.Set(corev1.StreamType, corev1.StreamTypeError)
+	headers.Set(corev1.PortHeader, port)
+	headers.Set(corev1.PortForwardRequestIDHeader, "0")
+	failure, err := connection.CreateStream(headers)
+	if err != nil {
+		return err
+	}
+	_ = failure.Close() // nothing is written to it
+	headers.Set(corev1.StreamType, corev1.StreamTypeData)
+	data, err := connection.CreateStream(headers)
+	if err != nil {
+		return err
+	}
+	go func() {
+		_, _ = io.Copy(data, a.Stdin)
+		_ = data.Close()
+	}()
+	_, copyErr := io.Copy(a.Stdout, data)
+	_ = data.Reset() // ends our direction too, for which the node would wait
+	message, err := io.ReadAll(failure)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case len(message) > 0:
+		return withoutFrame(errors.New(string(message)))
+	}
+	select {
+	case <-connection.CloseChan():
+		return fmt.Errorf("lost the connection to the node: %w", errdefs.ErrUnavailable)
+	default:
+		return errors.Join(copyErr, err)
+	}
 }

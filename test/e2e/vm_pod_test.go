@@ -31,6 +31,11 @@ func TestVMPod(t *testing.T) {
 	if !strings.Contains(get(t, "http://"+c.Pod.Forward(t, 80)+"/"), "hello from vm") {
 		t.Error("page at the forwarded port: want \"hello from vm\"")
 	}
+	request := tripod(t, d, "port-forward", c.Pod.ID, "80", "--stdio")
+	request.Stdin = strings.NewReader("GET / HTTP/1.0\r\n\r\n")
+	if page, err := request.Output(); err != nil || !strings.Contains(string(page), "hello from vm") {
+		t.Errorf("page by port-forward --stdio: got %q, error %v; want \"hello from vm\"", page, err)
+	}
 	ip := c.Pod.IP()
 	c.Stop(30 * time.Second)
 	if s := c.WaitExit(0); s.Reason != "Completed" {

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// sshOptions are the flags of ssh.
+type sshOptions struct {
+	user, identity string
+	port           uint16
+}
+
+func (a *App) sshCommand() *cobra.Command {
+	var o sshOptions
+	c := &cobra.Command{
+		Use: "ssh POD [-- COMMAND...]", Short: "Open an SSH session to a virtual machine or another pod and exit with its exit code",
+		Long: `Ssh runs the program ssh (openssh-client), whose connection leads over the node's CRI socket to an SSH server in the pod: the pod
+needs no address that is reachable from here. The configuration, the keys and the agent of ssh apply as always.
+
+The host key of a pod is accepted when ssh sees it first and must not change afterwards. It is kept below the user's cache
+directory until the pod is gone, so that a new machine can have a new key.`,
+		Example: "  tripod ssh debian -l debian\n" +
+			"  tripod ssh debian -l debian -i ~/.ssh/machines -- systemctl status nginx",
+		Args: onePodAndCommand, ValidArgsFunction: a.completion(podWords),
+		RunE: func(c *cobra.Command, args []string) error {
+			var id, known string
+			err := a.withClient(c, func(ctx context.Context, client *Client) (err error) {
+				if id, err = client.runningPod(ctx, args[0]); err != nil {
+					return err
+				}
+				known, err = client.knownHosts(ctx, id)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return a.ssh(c.Context(), id, append(o.arguments(id, known), args...))
+		},
+	}
+	c.Flags().StringVarP(&o.user, "user", "l", "", "the user in the pod (default: as ssh's configuration says)")
+	c.Flags().Uint16VarP(&o.port, "port", "p", 22, "the server's port in the pod")
+	c.Flags().StringVarP(&o.identity, "identity", "i", "", "a file with a private key")
+	return c
+}
+
+// onePodAndCommand accepts one argument before a --, and any after it.
+func onePodAndCommand(c *cobra.Command, args []string) error {
+	pods := len(args)
+	if n := c.ArgsLenAtDash(); n >= 0 {
+		pods = n
+	}
+	if pods != 1 {
+		return errors.New("name one pod, and put a command after --: tripod ssh POD -- COMMAND")
+	}
+	return nil
+}
+
+// runningPod returns the ID of a pod. It returns errdefs.ErrFailedPrecondition if nothing runs in the pod.
+func (c *Client) runningPod(ctx context.Context, arg string) (string, error) {
+	id, err := c.Pod(ctx, arg)
+	if err != nil {
+		return "", err
+	}
+	resp, err := c.PodSandboxStatus(ctx, id, false)
+	if err != nil {
+		return "", err
+	}
+	if resp.GetStatus().GetState() != runtimeapi.PodSandboxState_SANDBOX_READY {
+		return "", fmt.Errorf("pod %s is not running: it has been stopped: %w", arg, errdefs.ErrFailedPrecondition)
+	}
+	running, err := c.runningContainers(ctx, id)
+	if err == nil && len(running) == 0 {
+		err = fmt.Errorf("pod %s is not running: none of its containers runs; see `tripod ps -a`: %w", arg, errdefs.ErrFailedPrecondition)
+	}
+	return id, err
+}
+
+// knownHosts returns the path of the file for a pod's host keys. It removes the files of pods that are gone.
+func (c *Client) knownHosts(ctx context.Context, pod string) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("no directory for host keys: %w", err)
+	}
+	dir := filepath.Join(cache, "tripod", "known_hosts")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	pods, err := c.ListPodSandbox(ctx, nil)
+	if err != nil {
+		return "", err
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	for _, f := range files {
+		if !slices.ContainsFunc(pods, func(p *runtimeapi.PodSandbox) bool { return p.GetId() == f.Name() }) {
+			_ = os.Remove(filepath.Join(dir, f.Name())) // a file that stays does no harm
+		}
+	}
+	return filepath.Join(dir, pod), nil
+}
+
+// The variables that tell the proxy command of ssh what it is to do. The shell that runs the command does not look into
+// them, so they need no quotes.
+const (
+	sshProgram  = "TRIPOD_SSH_PROGRAM"
+	sshPod      = "TRIPOD_SSH_POD"
+	sshProxyFor = `ProxyCommand="$` + sshProgram + `" port-forward --stdio "$` + sshPod + `" %p`
+)
+
+// arguments returns the arguments of ssh before the host.
+func (o *sshOptions) arguments(pod, known string) []string {
+	args := []string{
+		"-o", sshProxyFor, "-o", "HostKeyAlias=" + pod, "-o", "StrictHostKeyChecking=accept-new",
+		"-o", `UserKnownHostsFile="` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`).Replace(known) + `"`, "-p", strconv.Itoa(int(o.port)),
+	}
+	if o.user != "" {
+		args = append(args, "-l", o.user)
+	}
+	if o.identity != "" {
+		args = append(args, "-i", o.identity)
+	}
+	return append(args, "--")
+}
+
+// ssh runs ssh until it ends. An ExitError has its exit code.
+func (a *App) ssh(ctx context.Context, pod string, args []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	c := exec.CommandContext(ctx, "ssh", args...)
+	c.Stdin, c.Stdout, c.Stderr = a.Stdin, a.Stdout, a.Stderr
+	c.Env = append(os.Environ(), sshProgram+"="+self, sshPod+"="+pod, EndpointVariable+"="+a.endpoint)
+	c.Cancel = func() error { return c.Process.Signal(unix.SIGTERM) } // so that ssh restores the terminal
+	err = c.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
+			return &ExitError{Code: 128 + int(status.Signal())}
+		}
+		return &ExitError{Code: exit.ExitCode()}
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("there is no program ssh in PATH; it is in the package openssh-client (Debian) or openssh-clients (Fedora): %w", errdefs.ErrUnavailable)
+	}
+	return err
+}
