@@ -1,14 +1,15 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -20,8 +21,7 @@ import (
 
 // sshOptions are the flags of ssh.
 type sshOptions struct {
-	user, identity string
-	port           uint16
+	user, port, identity string
 }
 
 func (a *App) sshCommand() *cobra.Command {
@@ -29,10 +29,11 @@ func (a *App) sshCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "ssh POD [-- COMMAND...]", Short: "Open an SSH session to a virtual machine or another pod and exit with its exit code",
 		Long: `Ssh runs the program ssh (openssh-client), whose connection leads over the node's CRI socket to an SSH server in the pod: the pod
-needs no address that is reachable from here. The configuration, the keys and the agent of ssh apply as always.
+needs no address that is reachable from here. The configuration, the keys and the agent of ssh apply as always, but each session
+has a connection of its own (ControlPath does not apply).
 
-The host key of a pod is accepted when ssh sees it first and must not change afterwards. It is kept below the user's cache
-directory until the pod is gone, so that a new machine can have a new key.`,
+The host key of each port of a pod is accepted when ssh sees it first and must not change afterwards. It is kept below the user's
+cache directory until the pod is gone, so that a new machine can have a new key.`,
 		Example: "  tripod ssh debian -l debian\n" +
 			"  tripod ssh debian -l debian -i ~/.ssh/machines -- systemctl status nginx",
 		Args: onePodAndCommand, ValidArgsFunction: a.completion(podWords),
@@ -52,7 +53,7 @@ directory until the pod is gone, so that a new machine can have a new key.`,
 		},
 	}
 	c.Flags().StringVarP(&o.user, "user", "l", "", "the user in the pod (default: as ssh's configuration says)")
-	c.Flags().Uint16VarP(&o.port, "port", "p", 22, "the server's port in the pod")
+	c.Flags().StringVarP(&o.port, "port", "p", "", "the server's port in the pod (default: as ssh's configuration says, or 22)")
 	c.Flags().StringVarP(&o.identity, "identity", "i", "", "a file with a private key")
 	return c
 }
@@ -89,30 +90,44 @@ func (c *Client) runningPod(ctx context.Context, arg string) (string, error) {
 	return id, err
 }
 
-// knownHosts returns the path of the file for a pod's host keys. It removes the files of pods that are gone.
+// knownHosts returns the path for a pod's host keys, without the suffix for the port. It removes the files of pods that
+// are gone. The pods of each endpoint have a directory of their own, because an endpoint does not know other pods.
 func (c *Client) knownHosts(ctx context.Context, pod string) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("no directory for host keys: %w", err)
 	}
-	dir := filepath.Join(cache, "tripod", "known_hosts")
+	host, err := hostIdentity()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, "tripod", "known_hosts", fmt.Sprintf("%x", sha256.Sum256([]byte(host+" "+c.Endpoint))))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	files, err := os.ReadDir(dir) // before the pods, so that each file of a running pod finds it in the list
+	if err != nil {
 		return "", err
 	}
 	pods, err := c.ListPodSandbox(ctx, nil)
 	if err != nil {
 		return "", err
 	}
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return "", err
-	}
 	for _, f := range files {
-		if !slices.ContainsFunc(pods, func(p *runtimeapi.PodSandbox) bool { return p.GetId() == f.Name() }) {
+		if !slices.ContainsFunc(pods, func(p *runtimeapi.PodSandbox) bool { return strings.HasPrefix(f.Name(), p.GetId()+"-") }) {
 			_ = os.Remove(filepath.Join(dir, f.Name())) // a file that stays does no harm
 		}
 	}
 	return filepath.Join(dir, pod), nil
+}
+
+// hostIdentity returns what tells this host from others that share the user's home directory.
+func hostIdentity() (string, error) {
+	id, err := os.ReadFile("/etc/machine-id")
+	if id = bytes.TrimSpace(id); err == nil && len(id) > 0 {
+		return string(id), nil
+	}
+	return os.Hostname()
 }
 
 // The variables that tell the proxy command of ssh what it is to do. The shell that runs the command does not look into
@@ -123,17 +138,18 @@ const (
 	sshProxyFor = `ProxyCommand="$` + sshProgram + `" port-forward --stdio "$` + sshPod + `" %p`
 )
 
-// arguments returns the arguments of ssh before the host.
+// arguments returns the arguments of ssh before the host. Only ssh knows the port, because its configuration can say
+// it: ssh replaces %p, so that each port has a file of host keys. A shared connection (ControlPath) could be one to
+// another endpoint's pod of the same name.
 func (o *sshOptions) arguments(pod, known string) []string {
 	args := []string{
-		"-o", sshProxyFor, "-o", "HostKeyAlias=" + pod, "-o", "StrictHostKeyChecking=accept-new",
-		"-o", `UserKnownHostsFile="` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`).Replace(known) + `"`, "-p", strconv.Itoa(int(o.port)),
+		"-o", sshProxyFor, "-o", "ControlPath=none", "-o", "HostKeyAlias=" + pod, "-o", "StrictHostKeyChecking=accept-new",
+		"-o", `UserKnownHostsFile="` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`).Replace(known) + `-%p"`,
 	}
-	if o.user != "" {
-		args = append(args, "-l", o.user)
-	}
-	if o.identity != "" {
-		args = append(args, "-i", o.identity)
+	for _, f := range []struct{ name, value string }{{"-l", o.user}, {"-p", o.port}, {"-i", o.identity}} {
+		if f.value != "" {
+			args = append(args, f.name, f.value)
+		}
 	}
 	return append(args, "--")
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,26 +53,69 @@ func servePod(t *testing.T, script string) (pod *podRuntime, keys string) {
 // TestSSHCommandLine checks the arguments of ssh, and that its exit code is ours.
 func TestSSHCommandLine(t *testing.T) {
 	_, keys := servePod(t, `printf '%s\n' "$@" "$TRIPOD_SSH_PROGRAM" "$TRIPOD_SSH_POD" "$CONTAINER_RUNTIME_ENDPOINT"; exit 7`)
-	gone := filepath.Join(keys, "gone")
-	if err := errors.Join(os.MkdirAll(keys, 0o700), os.WriteFile(gone, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	out, err := runCommand(t, "ssh", "web", "-l", "me", "-p", "2222", "--identity", "key file", "--", "ls", "-l", "a b")
 	want := []string{
-		"-o", `ProxyCommand="$TRIPOD_SSH_PROGRAM" port-forward --stdio "$TRIPOD_SSH_POD" %p`, "-o", "HostKeyAlias=p", "-o", "StrictHostKeyChecking=accept-new",
-		"-o", `UserKnownHostsFile="` + strings.NewReplacer(`"`, `\"`, "%", "%%").Replace(keys) + `/p"`, "-p", "2222", "-l", "me", "-i", "key file",
+		"-o", `ProxyCommand="$TRIPOD_SSH_PROGRAM" port-forward --stdio "$TRIPOD_SSH_POD" %p`, "-o", "ControlPath=none", "-o", "HostKeyAlias=p",
+		"-o", "StrictHostKeyChecking=accept-new",
+		"-o", `UserKnownHostsFile="` + strings.NewReplacer(`"`, `\"`, "%", "%%").Replace(onlyDirectory(t, keys)) + `/p-%p"`, "-l", "me", "-p", "2222", "-i", "key file",
 		"--", "web", "ls", "-l", "a b", self, "p", os.Getenv(EndpointVariable),
 	}
 	if got := strings.Split(strings.TrimSuffix(out, "\n"), "\n"); ExitCode(err) != 7 || !slices.Equal(got, want) {
 		t.Errorf("ssh: got exit code %d (%v) and\n%q, want 7 and\n%q", ExitCode(err), err, got, want)
 	}
-	if _, err := os.Stat(gone); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the host keys of a pod that is gone: got %v, want no file", err)
+	if out, err := runCommand(t, "ssh", "web"); ExitCode(err) != 7 || strings.Contains(out, "-p\n") {
+		t.Errorf("ssh without a port: got exit code %d (%v) and %q, want 7 and no -p, so that ssh's configuration applies", ExitCode(err), err, out)
 	}
+}
+
+// onlyDirectory returns the path of the one directory in a directory.
+func onlyDirectory(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 {
+		t.Fatalf("%s has %v (%v), want one directory", dir, entries, err)
+	}
+	return filepath.Join(dir, entries[0].Name())
+}
+
+// TestSSHRemovesKeys: keys go with their pods, but an endpoint does not remove those of another endpoint's pods.
+func TestSSHRemovesKeys(t *testing.T) {
+	pod, keys := servePod(t, "")
+	ssh := func() {
+		t.Helper()
+		if _, err := runCommand(t, "ssh", "web"); !errdefs.IsUnavailable(err) { // there is no ssh
+			t.Fatal(err)
+		}
+	}
+	ssh()
+	dir := onlyDirectory(t, keys)
+	for _, name := range []string{"p-22", "p-2222", "p-22.old", "gone-22"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func(want ...string) {
+		t.Helper()
+		entries, err := os.ReadDir(dir)
+		var got []string
+		for _, e := range entries {
+			got = append(got, e.Name())
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("the host keys of the first endpoint are %q (%v), want %q", got, err, want)
+		}
+	}
+	first := os.Getenv(EndpointVariable)
+	serveRuntime(t, pod)
+	ssh()
+	left("gone-22", "p-22", "p-22.old", "p-2222")
+	t.Setenv(EndpointVariable, first)
+	ssh()
+	left("p-22", "p-22.old", "p-2222")
 }
 
 func TestSSHIsKilled(t *testing.T) {

@@ -89,7 +89,8 @@ func TestPortForwardStdio(t *testing.T) {
 
 // TestSSH: the program ssh reaches a server in a pod, with the pod's host key, our input and the command's exit code.
 func TestSSH(t *testing.T) {
-	if _, err := exec.LookPath("ssh"); err != nil {
+	program, err := exec.LookPath("ssh")
+	if err != nil {
 		t.Skip(err)
 	}
 	d := harness.StartDaemon(t)
@@ -101,32 +102,51 @@ func TestSSH(t *testing.T) {
 	}
 	key, signer := newKey(t)
 	home := t.TempDir()
-	run := func(p *harness.Pod, port int) (string, error) {
-		c := tripod(t, d, "ssh", p.ID, "-l", "me", "-i", key, "--port", strconv.Itoa(port))
+	config := filepath.Join(home, "config")
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(config, "")
+	write(filepath.Join(home, "ssh"), fmt.Sprintf("#!/bin/sh\nexec %s -F %s \"$@\"\n", program, config)) // ssh itself does not look at $HOME
+	run := func(p *harness.Pod, flags ...string) (string, error) {
+		c := tripod(t, d, append([]string{"ssh", p.ID, "-l", "me", "-i", key}, flags...)...)
 		c.Args = append(c.Args, "--", "the", "command")
-		c.Env = append(os.Environ(), "HOME="+home, "XDG_CACHE_HOME=")
+		c.Env = append(os.Environ(), "HOME="+home, "XDG_CACHE_HOME=", "PATH="+home+":"+os.Getenv("PATH"))
 		c.Stdin = strings.NewReader("input")
 		out, err := c.CombinedOutput()
 		return string(out), err
 	}
-	p, port := pod(), serveSSH(t, signer.PublicKey())
+	p := pod()
+	port, stop := serveSSH(t, signer.PublicKey(), "0")
 	for range 2 {
-		if out, err := run(p, port); exitCode(err) != 5 || !strings.HasSuffix(out, "me ran the command with input") {
+		if out, err := run(p, "-p", port); exitCode(err) != 5 || !strings.HasSuffix(out, "me ran the command with input") {
 			t.Errorf("ssh: got exit code %d and %q, want 5 and the command's output", exitCode(err), out)
 		}
 	}
-	if out, err := run(p, serveSSH(t, signer.PublicKey())); exitCode(err) != 255 || !strings.Contains(out, "REMOTE HOST IDENTIFICATION HAS CHANGED") {
+	second, _ := serveSSH(t, signer.PublicKey(), "0")
+	if out, err := run(p, "-p", second); exitCode(err) != 5 {
+		t.Errorf("another server in the pod: got exit code %d and %q, want 5", exitCode(err), out)
+	}
+	stop()
+	serveSSH(t, signer.PublicKey(), port)
+	write(config, "Port "+port+"\n")
+	if out, err := run(p, "-p", second); exitCode(err) != 5 {
+		t.Errorf("another port than the configuration's: got exit code %d and %q, want 5", exitCode(err), out)
+	}
+	if out, err := run(p); exitCode(err) != 255 || !strings.Contains(out, "REMOTE HOST IDENTIFICATION HAS CHANGED") {
 		t.Errorf("another host key: got exit code %d and %q, want that ssh refuses it", exitCode(err), out)
 	}
-	other := pod()
-	if out, err := run(other, serveSSH(t, signer.PublicKey())); exitCode(err) != 5 {
+	if out, err := run(pod()); exitCode(err) != 5 {
 		t.Errorf("another host key of another pod: got exit code %d and %q, want 5", exitCode(err), out)
 	}
-	if out, err := run(p, 1); exitCode(err) != 255 || !strings.Contains(out, "connection refused") {
+	if out, err := run(p, "-p", "1"); exitCode(err) != 255 || !strings.Contains(out, "connection refused") {
 		t.Errorf("without a server: got exit code %d and %q, want 255 and the reason", exitCode(err), out)
 	}
 	p.Stop()
-	if out, err := run(p, port); exitCode(err) != 1 || !strings.Contains(out, "is not running") {
+	if out, err := run(p); exitCode(err) != 1 || !strings.Contains(out, "is not running") {
 		t.Errorf("a stopped pod: got exit code %d and %q", exitCode(err), out)
 	}
 }
@@ -160,9 +180,9 @@ func newKey(t *testing.T) (string, ssh.Signer) {
 	return file, signer
 }
 
-// serveSSH starts an SSH server on loopback with a new host key, for the owner of a key. Each command prints who ran it with which
-// input, and exits with 5.
-func serveSSH(t *testing.T, owner ssh.PublicKey) (port int) {
+// serveSSH starts an SSH server at a port of loopback with a new host key, for the owner of a key. Each command prints who ran it
+// with which input, and exits with 5.
+func serveSSH(t *testing.T, owner ssh.PublicKey, at string) (port string, stop func()) {
 	t.Helper()
 	_, host := newKey(t)
 	config := &ssh.ServerConfig{PublicKeyCallback: func(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
@@ -172,11 +192,12 @@ func serveSSH(t *testing.T, owner ssh.PublicKey) (port int) {
 		return nil, nil
 	}}
 	config.AddHostKey(host)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", at))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
+	stop = func() { l.Close() }
+	t.Cleanup(stop)
 	go func() {
 		for {
 			conn, err := l.Accept()
@@ -186,7 +207,7 @@ func serveSSH(t *testing.T, owner ssh.PublicKey) (port int) {
 			go serveCommands(conn, config)
 		}
 	}()
-	return l.Addr().(*net.TCPAddr).Port
+	return strconv.Itoa(l.Addr().(*net.TCPAddr).Port), stop
 }
 
 func serveCommands(conn net.Conn, config *ssh.ServerConfig) {
