@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"mime"
 	"net/mail"
+	"slices"
 	"strings"
 
 	"github.com/tripod-run/tripod/internal/lazyregexp"
@@ -71,11 +72,17 @@ func formOf(text string) *form {
 	return nil
 }
 
-// isMIME reports whether the text begins with the header of a MIME message.
-func isMIME(text string) bool {
+// mimeVersion is the field by which cloud-init finds MIME messages.
+const mimeVersion = "mime-version:"
+
+// isMIME reports whether the text is meant to be a MIME message, although cloud-init may not take it for one.
+func isMIME(text string) bool { return hasField(text, mimeVersion, "content-type:") }
+
+// hasField reports whether the text begins with a header that has one of the fields.
+func hasField(text string, fields ...string) bool {
 	for line := range strings.Lines(beginning(text)) {
 		switch {
-		case strings.HasPrefix(line, "mime-version:"), strings.HasPrefix(line, "content-type:"):
+		case slices.ContainsFunc(fields, func(field string) bool { return strings.HasPrefix(line, field) }):
 			return true
 		case strings.TrimSpace(line) == "", strings.HasPrefix(line, "#"):
 			return false
@@ -84,9 +91,10 @@ func isMIME(text string) bool {
 	return false
 }
 
-// IsDocument reports whether cloud-init would take the text for a whole document because of its beginning.
+// IsDocument reports whether cloud-init would take the text for a whole document because of its beginning. A mapping of HTTP headers is
+// none.
 func IsDocument(text string) bool {
-	return formOf(text) != nil || anyTemplate().MatchString(beginning(text)) || isMIME(text)
+	return formOf(text) != nil || anyTemplate().MatchString(beginning(text)) || hasField(text, mimeVersion)
 }
 
 // setUserData accepts all forms of user-data. A cloud-config and a mapping without any first line become UserData.

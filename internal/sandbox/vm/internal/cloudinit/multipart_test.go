@@ -69,3 +69,17 @@ func readParts(t *testing.T, in Input) (texts, types []string) {
 		texts, types = append(texts, string(text)), append(types, kind)
 	}
 }
+
+// TestHeadersInSource: a mapping of HTTP headers is a value, though MIME messages begin with such headers too.
+func TestHeadersInSource(t *testing.T) {
+	in := base(t, map[string]string{"VirtletCloudInitUserDataSource": "secret/s"})
+	in.Mounts = []Mount{{HostPath: volume(t, "secret", "v", map[string]string{"headers": "Content-Type: text/plain\nAccept: text/html\n"}), ContainerPath: SourceDir + "/secret/s"}}
+	image, err := Build(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, files := contents(t, image.Bytes)
+	if got := string(files["user-data"]); !strings.Contains(got, `"Content-Type": "text/plain"`) {
+		t.Errorf("the user-data are %q, want the headers in them", got)
+	}
+}

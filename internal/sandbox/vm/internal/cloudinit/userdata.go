@@ -52,6 +52,11 @@ func (b *builder) userData(shares []Mount) ([]byte, error) {
 // is omitted if it is empty.
 func (b *builder) withDocument(source map[string]any, shares []Mount) ([]byte, error) {
 	document := b.in.Options.UserDataDocument
+	for _, key := range []string{"mounts", "write_files"} {
+		if _, err := listAt(source, key); err != nil {
+			return nil, err // the guest's cloud-init could not append our own list
+		}
+	}
 	own := map[string]any{}
 	if err := b.addOwn(own, shares); err != nil {
 		return nil, err
@@ -173,14 +178,20 @@ func merge(base, over any) any {
 
 // appendToList appends to the list data[key].
 func appendToList(data map[string]any, key string, more []any) error {
-	list, ok := data[key].([]any)
-	if !ok && data[key] != nil {
-		return fmt.Errorf("user data: %s is not a list: %w", key, errdefs.ErrInvalidArgument)
-	}
-	if len(more) > 0 {
+	list, err := listAt(data, key)
+	if err == nil && len(more) > 0 {
 		data[key] = append(slices.Clone(list), more...)
 	}
-	return nil
+	return err
+}
+
+// listAt returns the list data[key]. It returns errdefs.ErrInvalidArgument if data[key] is something else.
+func listAt(data map[string]any, key string) ([]any, error) {
+	list, ok := data[key].([]any)
+	if !ok && data[key] != nil {
+		return nil, fmt.Errorf("user data: %s is not a list: %w", key, errdefs.ErrInvalidArgument)
+	}
+	return list, nil
 }
 
 // shares returns the mounts that reach the guest as shares, parent directories first.
