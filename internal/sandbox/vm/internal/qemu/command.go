@@ -194,7 +194,10 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 	}
 	c.node(disk, backing, s)
 	device := "virtio-blk-pci"
-	if disk.Bus == machine.BusSCSI {
+	switch disk.Bus {
+	case machine.BusCDROM:
+		device = "ide-cd,bus=ide.0"
+	case machine.BusSCSI:
 		if !slices.ContainsFunc(d.Disks[:i], func(d machine.Disk) bool { return d.Bus == machine.BusSCSI }) {
 			c.add("-device", "virtio-scsi-pci,id=scsi")
 		}
@@ -205,8 +208,8 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 		// Report errors from a full or broken disk to the guest. Otherwise QEMU would pause the guest forever.
 		device += ",werror=report,rerror=report"
 	}
-	if i == 0 && d.Kernel == nil {
-		device += ",bootindex=1"
+	if order := d.BootOrder(i); order > 0 {
+		device += fmt.Sprintf(",bootindex=%d", order)
 	}
 	c.add("-device", device)
 }
