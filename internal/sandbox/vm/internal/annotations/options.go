@@ -130,7 +130,7 @@ type Options struct {
 
 	// WaitForAgent means that the machine counts as started only when the guest's agent answers.
 	WaitForAgent bool
-	// VNC asks for a VNC server on a Unix socket.
+	// VNC asks for a screen and a VNC server.
 	VNC bool
 }
 

@@ -54,7 +54,7 @@ var Known = []*Annotation{
 	{"VirtletFilesFromDataSource", "files-from-data-source", "`configmap/NAME` or `secret/NAME`", "", "ConfigMap or Secret, mounted by the pod, with files for the guest: key `X` has the content, `X_path` the path, `X_encoding` is `base64` (default) or `plain`", source(false, func(o *Options) *Source { return &o.FilesSource })},
 	{"VirtletForceDHCPNetworkConfig", "force-dhcp-network-config", allowedBool, "`false`", "the guest gets its addresses by DHCP instead of from cloud-init", boolean(func(o *Options) *bool { return &o.ForceDHCP })},
 	{"", "wait-for-agent", allowedBool, "`false`", "StartContainer returns when the guest's agent answers", boolean(func(o *Options) *bool { return &o.WaitForAgent })},
-	{"", "vnc", allowedBool, "`false`", "a VNC server on a Unix socket in the machine's run directory", boolean(func(o *Options) *bool { return &o.VNC })},
+	{"", "vnc", allowedBool, "`false`", "a screen and a VNC server, which port-forward reaches at port 5900", boolean(func(o *Options) *bool { return &o.VNC })},
 }
 
 // maxText is the maximum length of a text in bytes: Kubernetes' limit for all annotations of an object together.

@@ -55,7 +55,7 @@ type Definition struct {
 	LibvirtCPU string `json:"libvirtCPU,omitempty"`
 	// SessionPorts adds the virtio-serial ports wire.SessionPortNames. Definitions by earlier releases lack them.
 	SessionPorts bool `json:"sessionPorts,omitempty"`
-	// VNC asks for a VNC server on the unix socket vnc/vnc.sock in Dir.
+	// VNC asks for a screen, and a VNC server on VNCSocket.
 	VNC bool `json:"vnc,omitempty"`
 }
 
@@ -175,6 +175,8 @@ const (
 	AgentSocket = "agent.sock"
 	// QGASocket is the socket of the QEMU guest agent's virtio-serial port, org.qemu.guest_agent.0.
 	QGASocket = "qga.sock"
+	// VNCSocket is the socket of the VNC server. The hypervisor makes it, so its user owns the directory VNCDir.
+	VNCDir, VNCSocket = "vnc", VNCDir + "/vnc.sock"
 )
 
 // SessionSockets are the sockets of the virtio-serial ports wire.SessionPortNames. A client locks a socket's lock file

@@ -23,9 +23,6 @@ const firstFD = 3
 // monitorSocket is the socket of QEMU's monitor, in Definition.Dir beside the sockets of package machine.
 const monitorSocket = "qmp.sock"
 
-// vncDir is a directory in Definition.Dir that belongs to QEMU's user, because QEMU creates the VNC socket itself.
-const vncDir = "vnc"
-
 // firmwareRing is the ring buffer that holds the firmware's debug output.
 const firmwareRing = "firmware"
 
@@ -98,7 +95,7 @@ func build(d machine.Definition, s hostSetup) command {
 		c.share(i, share)
 	}
 	if d.VNC {
-		dir := c.inherit(inherited{Kind: kindOwnedDir, Path: filepath.Join(d.Dir, vncDir)})
+		dir := c.inherit(inherited{Kind: kindOwnedDir, Path: filepath.Join(d.Dir, machine.VNCDir)})
 		c.add("-device", "VGA", "-vnc", fmt.Sprintf("unix:/proc/self/fd/%d/vnc.sock", dir))
 	}
 	return c
