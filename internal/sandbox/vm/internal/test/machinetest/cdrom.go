@@ -9,24 +9,34 @@ import (
 	"github.com/tripod-run/tripod/test/harness/cdimage"
 )
 
-// bootsFromCD checks that the machine boots a CD-ROM, by BIOS and by UEFI, although it also has an empty disk.
+// bootsFromCD checks that the machine boots a CD-ROM, by BIOS and by UEFI, and its disk if the CD-ROM does not boot.
 func bootsFromCD(t *testing.T, s Subject) {
-	image := cdimage.Build(true, uefiFiles(uefiProgram()))
-	for text, uefi := range map[string]bool{cdimage.Text: false, uefiText: true} {
-		l, d := s.Begin(t), s.uefiDefinition(t, make([]byte, uefiSize))
-		if !uefi {
-			d.UEFI = nil
-		}
-		cd := filepath.Join(d.StateDir, "cd.iso")
-		must(t, os.WriteFile(cd, image, 0o400))
-		d.Disks = append([]machine.Disk{{ID: "cdrom", File: machine.File{Path: cd}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM}}, d.Disks...)
-		l.mustDefine(t, d)
-		must(t, l.Start(t.Context(), d.Name))
-		if end := l.End(d.Name); end.Cause != machine.CausePowerOff {
-			t.Errorf("UEFI %t: end = %+v, want a power-off", uefi, end)
-		}
-		AwaitLog(t, d, text, 1)
-		must(t, l.Undefine(t.Context(), d.Name))
-		l.Close()
+	both, empty := cdimage.Build(true, uefiFiles(uefiProgram())), make([]byte, uefiSize)
+	for name, c := range map[string]struct {
+		cd, disk []byte
+		uefi     bool
+		text     string
+	}{
+		"BIOS":          {both, empty, false, cdimage.Text},
+		"UEFI":          {both, empty, true, uefiText},
+		"disk after CD": {cdimage.Build(false, nil), uefiDisk(), true, uefiText},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, d := s.Begin(t), s.uefiDefinition(t, c.disk)
+			defer l.Close()
+			if !c.uefi {
+				d.UEFI = nil
+			}
+			cd := filepath.Join(d.StateDir, "cd.iso")
+			must(t, os.WriteFile(cd, c.cd, 0o400))
+			d.Disks = append([]machine.Disk{{ID: "cdrom", File: machine.File{Path: cd}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM}}, d.Disks...)
+			l.mustDefine(t, d)
+			must(t, l.Start(t.Context(), d.Name))
+			if end := l.End(d.Name); end.Cause != machine.CausePowerOff {
+				t.Errorf("end = %+v, want a power-off", end)
+			}
+			AwaitLog(t, d, c.text, 1)
+			must(t, l.Undefine(t.Context(), d.Name))
+		})
 	}
 }
