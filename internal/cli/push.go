@@ -43,7 +43,7 @@ func (a *App) PushCommand() *cobra.Command {
 			"With --compiled, the image also has the machine code for nodes with the engine and processor of this machine. The key is\n" +
 			"of `openssl genpkey -algorithm ed25519 -out fleet.key`; nodes need its public half (`openssl pkey -in fleet.key -pubout`) in\n" +
 			"their [[wasm.compiled_layer]]. Other nodes compile the component, as without it.\n\n" +
-			"A qcow2 image or a raw disk (.raw, .img), optionally compressed (.gz, .xz, .zst), is pushed as the disk of a VM.",
+			"A qcow2 image or a raw disk (.raw, .img, .iso), optionally compressed (.gz, .xz, .zst), is pushed as the disk of a VM.",
 		Example: "  tripod push app.wasm registry.example/greeter:1 --proto greeter.proto\n" +
 			"  tripod push app.wasm registry.example/greeter:1 --descriptors greeter.pb --component example.com:greet.Greeter@1.0.0\n" +
 			"  tripod push ./cmd/server registry.example/greeter:1\n" +

@@ -47,8 +47,8 @@ const (
 	mediaTypeDownload = "application/vnd.tripod.disk.download.v1+json"
 )
 
-// diskFormats maps the media types of disk layers to formats. Types that are not Tripod's come from libmagic and LF
-// Edge's edge-containers.
+// diskFormats maps the media types of disk layers to formats. Types that are not Tripod's come from libmagic, LF
+// Edge's edge-containers, and IANA's list.
 var diskFormats = map[string]string{
 	MediaTypeDiskQcow2:                           FormatQcow2,
 	"application/vnd.qemu.qcow2":                 FormatQcow2,
@@ -58,6 +58,8 @@ var diskFormats = map[string]string{
 	MediaTypeDiskRaw:                             FormatRaw,
 	"application/x-raw-disk-image":               FormatRaw,
 	"application/vnd.lfedge.disk.layer.v1+raw":   FormatRaw,
+	"application/x-iso9660-image":                FormatRaw,
+	"application/vnd.efi.iso":                    FormatRaw,
 }
 
 // diskLayer is the disk of an artifact according to its manifest.
@@ -116,6 +118,8 @@ type MachineImage struct {
 	Format string
 	// VirtualSize is the disk's size in bytes, a multiple of 512; 0 for a kernel without a disk.
 	VirtualSize uint64
+	// ISO9660 means that the disk is raw and contains an ISO 9660 file system, like a CD-ROM.
+	ISO9660 bool
 }
 
 // Machine describes an image's boot files for virtual machines, judged by their content and never by a label.
@@ -197,6 +201,9 @@ func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 			return err
 		}
 		if err := refuseForeign(path, head); err != nil {
+			return err
+		}
+		if f.ISO9660, err = isISO9660(disk); err != nil {
 			return err
 		}
 	}

@@ -105,12 +105,12 @@ func TestDiskArtifacts(t *testing.T) {
 		plain     []byte
 		want      MachineImage
 	}{
-		"qcow2":  {MediaTypeDiskQcow2, q, q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
-		"magic":  {"application/x-qemu-disk", q, q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
-		"gzip":   {"application/x-qemu-disk+gzip", compressGzip(t, q), q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
-		"zstd":   {MediaTypeDiskQcow2 + "+zstd", compressZstd(t, q), q, MachineImage{LayoutDiskArtifact, FormatQcow2, 3 << 20}},
-		"xz":     {MediaTypeDiskRaw + "+xz", compressXz(t, raw), raw, MachineImage{LayoutDiskArtifact, FormatRaw, 8192}},
-		"lfedge": {"application/vnd.lfedge.disk.layer.v1+raw", raw, raw, MachineImage{LayoutDiskArtifact, FormatRaw, 8192}},
+		"qcow2":  {MediaTypeDiskQcow2, q, q, MachineImage{Layout: LayoutDiskArtifact, Format: FormatQcow2, VirtualSize: 3 << 20}},
+		"magic":  {"application/x-qemu-disk", q, q, MachineImage{Layout: LayoutDiskArtifact, Format: FormatQcow2, VirtualSize: 3 << 20}},
+		"gzip":   {"application/x-qemu-disk+gzip", compressGzip(t, q), q, MachineImage{Layout: LayoutDiskArtifact, Format: FormatQcow2, VirtualSize: 3 << 20}},
+		"zstd":   {MediaTypeDiskQcow2 + "+zstd", compressZstd(t, q), q, MachineImage{Layout: LayoutDiskArtifact, Format: FormatQcow2, VirtualSize: 3 << 20}},
+		"xz":     {MediaTypeDiskRaw + "+xz", compressXz(t, raw), raw, MachineImage{Layout: LayoutDiskArtifact, Format: FormatRaw, VirtualSize: 8192}},
+		"lfedge": {"application/vnd.lfedge.disk.layer.v1+raw", raw, raw, MachineImage{Layout: LayoutDiskArtifact, Format: FormatRaw, VirtualSize: 8192}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			img := pull(t, s, diskArtifact(c.mediaType, c.layer).push(t, reg, name))
@@ -161,6 +161,44 @@ func TestBadDiskArtifacts(t *testing.T) {
 	wantEmpty(t, s)
 }
 
+// TestISO9660: an ISO 9660 file is recognized by its content, also if it has a boot sector, and whatever its media type
+// and its name say.
+func TestISO9660(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	iso, plain := make([]byte, 64<<10), make([]byte, 64<<10)
+	copy(iso[32<<10:], "\x01CD001\x01")
+	hybrid := slices.Clone(iso)
+	hybrid[510], hybrid[511] = 0x55, 0xaa
+	for name, c := range map[string]struct {
+		artifact string // media type; "" for a container image
+		file     string
+		disk     []byte
+		want     bool
+	}{
+		"raw":              {MediaTypeDiskRaw, "", iso, true},
+		"hybrid":           {MediaTypeDiskRaw, "", hybrid, true},
+		"libmagic":         {"application/x-iso9660-image", "", iso, true},
+		"iana":             {"application/vnd.efi.iso+xz", "", compressXz(t, iso), true},
+		"container":        {"", "boot.iso", iso, true},
+		"unnamed":          {"", "boot", iso, true},
+		"not-iso":          {"application/x-iso9660-image", "", plain, false},
+		"short":            {MediaTypeDiskRaw, "", iso[:32<<10+3], false},
+		"misnamed":         {"", "boot.iso", plain, false},
+		"qcow2-around-iso": {MediaTypeDiskQcow2, "", convertDisk(t, iso, FormatQcow2), false},
+	} {
+		var ref string
+		if c.artifact == "" {
+			ref = reg.push(t, name+":1", imageOf(t, v1.Config{}, tarOf(t, file("disk/"+c.file, string(c.disk)))))
+		} else {
+			ref = diskArtifact(c.artifact, c.disk).push(t, reg, name)
+		}
+		img := pull(t, s, ref)
+		if m, err := s.Machine(t.Context(), img.ID); err != nil || m.ISO9660 != c.want {
+			t.Errorf("%s: Machine = %+v, %v; want ISO9660 = %t", name, m, err, c.want)
+		}
+	}
+}
+
 // TestI5RawStaysRaw: a raw disk stays raw, whatever its content.
 func TestI5RawStaysRaw(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
@@ -187,14 +225,14 @@ func TestContainerDisks(t *testing.T) {
 		text   string
 		line   string
 	}{
-		"one layer":   {[][]byte{tarOf(t, file("disk/disk.img", q))}, MachineImage{LayoutContainerDisk, FormatQcow2, 5 << 20}, q, ""},
-		"raw":         {[][]byte{tarOf(t, file("disk/disk.img", strings.Repeat("x", 1024)))}, MachineImage{LayoutContainerDisk, FormatRaw, 1024}, strings.Repeat("x", 1024), ""},
-		"replaced":    {[][]byte{tarOf(t, file("disk/disk.img", q)), tarOf(t, file("disk/disk.img", q2)), tarOf(t, file("etc/x", "y"))}, MachineImage{LayoutContainerDisk, FormatQcow2, 7 << 20}, q2, ""},
-		"whiteout":    {[][]byte{tarOf(t, file("disk/old.img", q2)), tarOf(t, whiteout, file("disk/disk.img", q))}, MachineImage{LayoutContainerDisk, FormatQcow2, 5 << 20}, q, ""},
-		"linked":      {[][]byte{tarOf(t, file("images/a", q), link("disk", "../../images")), tarOf(t, file("b", ""))}, MachineImage{LayoutContainerDisk, FormatQcow2, 5 << 20}, q, ""},
-		"linked file": {[][]byte{tarOf(t, file("images/a", q), dirEntry("disk"), link("disk/root", "/images/a"))}, MachineImage{LayoutContainerDisk, FormatQcow2, 5 << 20}, q, ""},
-		"kernel":      {[][]byte{tarOf(t, kernel...)}, MachineImage{LayoutKernel, "", 0}, "kernelinitrd", "console=ttyS0 quiet"},
-		"kernel disk": {[][]byte{tarOf(t, kernel...), tarOf(t, file("disk/a.qcow2", q))}, MachineImage{LayoutKernel, FormatQcow2, 5 << 20}, q + "kernelinitrd", "console=ttyS0 quiet"},
+		"one layer":   {[][]byte{tarOf(t, file("disk/disk.img", q))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"raw":         {[][]byte{tarOf(t, file("disk/disk.img", strings.Repeat("x", 1024)))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatRaw, VirtualSize: 1024}, strings.Repeat("x", 1024), ""},
+		"replaced":    {[][]byte{tarOf(t, file("disk/disk.img", q)), tarOf(t, file("disk/disk.img", q2)), tarOf(t, file("etc/x", "y"))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 7 << 20}, q2, ""},
+		"whiteout":    {[][]byte{tarOf(t, file("disk/old.img", q2)), tarOf(t, whiteout, file("disk/disk.img", q))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"linked":      {[][]byte{tarOf(t, file("images/a", q), link("disk", "../../images")), tarOf(t, file("b", ""))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"linked file": {[][]byte{tarOf(t, file("images/a", q), dirEntry("disk"), link("disk/root", "/images/a"))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"kernel":      {[][]byte{tarOf(t, kernel...)}, MachineImage{Layout: LayoutKernel, Format: "", VirtualSize: 0}, "kernelinitrd", "console=ttyS0 quiet"},
+		"kernel disk": {[][]byte{tarOf(t, kernel...), tarOf(t, file("disk/a.qcow2", q))}, MachineImage{Layout: LayoutKernel, Format: FormatQcow2, VirtualSize: 5 << 20}, q + "kernelinitrd", "console=ttyS0 quiet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			repo := strings.ReplaceAll(name, " ", "-")

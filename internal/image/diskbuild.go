@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/opencontainers/go-digest"
@@ -23,7 +24,7 @@ const mediaTypeDiskArtifact = "application/vnd.tripod.disk"
 var wasmMagic = []byte("\x00asm")
 
 // IsDiskFile reports whether a file to be pushed is a disk: a qcow2 image or, according to its name, a raw disk (.raw,
-// .img), possibly compressed.
+// .img) or a CD-ROM (.iso), possibly compressed.
 func IsDiskFile(file string) (bool, error) {
 	r, err := os.Open(file)
 	if err != nil {
@@ -38,7 +39,7 @@ func IsDiskFile(file string) (bool, error) {
 	for _, packed := range []string{".gz", ".xz", ".zst"} {
 		name = strings.TrimSuffix(name, packed)
 	}
-	named := strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".img") || strings.HasSuffix(name, ".qcow2")
+	named := slices.Contains([]string{".raw", ".img", ".qcow2", ".iso"}, filepath.Ext(name))
 	return qcow2.Is(head) || named && !bytes.HasPrefix(head, wasmMagic), nil
 }
 

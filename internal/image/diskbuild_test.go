@@ -32,6 +32,9 @@ func TestBuildDisk(t *testing.T) {
 			t.Errorf("%s: got image %+v with disk %+v, want the pushed qcow2 disk", name, img, f)
 		}
 	}
+	if is, err := IsDiskFile(saveFile(t, "installer.iso", make([]byte, 64<<10))); err != nil || !is {
+		t.Errorf("IsDiskFile of a CD-ROM image = %v, %v; want true", is, err)
+	}
 	for name, data := range map[string][]byte{"app.wasm": wasmOf("x"), "app.img": wasmOf("x"), "README": []byte("text")} {
 		file := filepath.Join(t.TempDir(), name)
 		check(t, os.WriteFile(file, data, 0o600))

@@ -2,6 +2,8 @@ package image
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"path"
 	"strings"
 
@@ -64,6 +66,18 @@ func refuseForeign(name string, head []byte) error {
 		}
 	}
 	return nil
+}
+
+// isISO9660 reports whether a raw disk contains an ISO 9660 file system. A volume descriptor follows the first 32 KiB.
+// It begins with a byte for its type and the mark.
+func isISO9660(disk io.ReaderAt) (bool, error) {
+	const offset, mark = 32<<10 + 1, "CD001"
+	got := make([]byte, len(mark))
+	_, err := disk.ReadAt(got, offset)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	return string(got) == mark, nil
 }
 
 func (f foreignFormat) refusal(by string) error {

@@ -28,13 +28,13 @@ func TestTranslatedNames(t *testing.T) {
 		want  MachineImage
 		plain []byte
 	}{
-		"cirros":        {MachineImage{LayoutTranslated, FormatQcow2, 5 << 20}, q},
-		"big.qcow2":     {MachineImage{LayoutTranslated, FormatQcow2, 5 << 20}, q},
-		"disk.raw":      {MachineImage{LayoutTranslated, FormatRaw, 3072}, raw},
-		"fedora.raw.xz": {MachineImage{LayoutTranslated, FormatRaw, 3072}, raw},
-		"img.gz":        {MachineImage{LayoutTranslated, FormatQcow2, 5 << 20}, q},
-		"any":           {MachineImage{LayoutTranslated, FormatRaw, 3072}, raw},
-		"hostile.raw":   {MachineImage{LayoutTranslated, FormatRaw, uint64(len(qcow2WithBackingFile(t))+511) &^ 511}, qcow2WithBackingFile(t)},
+		"cirros":        {MachineImage{Layout: LayoutTranslated, Format: FormatQcow2, VirtualSize: 5 << 20}, q},
+		"big.qcow2":     {MachineImage{Layout: LayoutTranslated, Format: FormatQcow2, VirtualSize: 5 << 20}, q},
+		"disk.raw":      {MachineImage{Layout: LayoutTranslated, Format: FormatRaw, VirtualSize: 3072}, raw},
+		"fedora.raw.xz": {MachineImage{Layout: LayoutTranslated, Format: FormatRaw, VirtualSize: 3072}, raw},
+		"img.gz":        {MachineImage{Layout: LayoutTranslated, Format: FormatQcow2, VirtualSize: 5 << 20}, q},
+		"any":           {MachineImage{Layout: LayoutTranslated, Format: FormatRaw, VirtualSize: 3072}, raw},
+		"hostile.raw":   {MachineImage{Layout: LayoutTranslated, Format: FormatRaw, VirtualSize: uint64(len(qcow2WithBackingFile(t))+511) &^ 511}, qcow2WithBackingFile(t)},
 	} {
 		ref := "virtlet.cloud/" + name
 		if !s.Translated(ref) {

@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/cdimage"
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
@@ -106,9 +107,13 @@ func wantNoBoot(t *testing.T, d *harness.Daemon, image string, u unbootable) {
 // emptyDisk is a disk that no BIOS boots.
 var emptyDisk = unbootable{make([]byte, 1<<20), "not a bootable disk", "Booting from Hard Disk..."}
 
-// TestV5NoBootableDevice: a machine whose disk is empty, or boots by UEFI but has no boot loader, ends with a reason.
+// TestV5NoBootableDevice: a machine whose disk is empty, or boots by UEFI but has no boot loader, ends with a reason. So
+// does one with a CD-ROM that does not boot.
 func TestV5NoBootableDevice(t *testing.T) {
-	images := map[string]unbootable{"zeros.raw": emptyDisk, "uefi.raw": {uefiOnly(), "failed to load Boot0001", "BdsDxe: failed to load"}}
+	images := map[string]unbootable{
+		"zeros.raw": emptyDisk, "uefi.raw": {uefiOnly(), "failed to load Boot0001", "BdsDxe: failed to load"},
+		"files.iso": {cdimage.Build(false, nil), "Could not read from CDROM", "Booting from DVD/CD..."},
+	}
 	disks := map[string][]byte{}
 	for name, u := range images {
 		disks[name] = u.disk
@@ -116,6 +121,21 @@ func TestV5NoBootableDevice(t *testing.T) {
 	d := boots(t, disks, harness.Set("vm.default_memory", 64<<20)) // enough for UEFI
 	for name, u := range images {
 		t.Run(name, func(t *testing.T) { wantNoBoot(t, d, "virtlet.cloud/"+name, u) })
+	}
+}
+
+// TestVMBootsFromCD: a machine boots from a CD-ROM image, although it has a disk, too.
+func TestVMBootsFromCD(t *testing.T) {
+	d := boots(t, map[string][]byte{"installer.iso": cdimage.Build(true, nil)})
+	c := d.RunVM(t, &harness.PodSpec{
+		Name: "installer", Image: "virtlet.cloud/installer.iso",
+		Pod: []harness.PodOption{annotated("tripod.dev/vm.scratch-disks", "/dev/target=1Mi")},
+	})
+	if s := c.WaitExit(0); s.Reason != "Completed" {
+		t.Errorf("status: got %v, want Completed", s)
+	}
+	if log := harness.Text(c.Logs(), "stdout"); !strings.Contains(log, strings.TrimSpace(cdimage.Text)) {
+		t.Errorf("log: got %q, want the text of the CD-ROM's program", log)
 	}
 }
 

@@ -81,12 +81,13 @@ func (b *Backend) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Contai
 }
 
 // Dial implements sandbox.Dialer. For a loopback address, the guest's agent connects inside the guest. If the agent
-// does not answer, Dial connects to the same port at the pod's addresses of the same family.
+// does not answer, Dial connects to the same port at the pod's addresses of the same family. The VNC server takes the
+// place of the guest's port vncPort.
 func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, network, address string) (net.Conn, error) {
 	if c == nil {
 		return nil, fmt.Errorf("the machine of pod %s is not running: %w", p.ID, errdefs.ErrUnavailable)
 	}
-	_, l, err := b.ledger.GetRun(p.ID, c.ID)
+	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -96,6 +97,10 @@ func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	}
 	if !at.Addr().IsLoopback() {
 		return dial(ctx, network, at)
+	}
+	s, _ := h.Snapshot()
+	if vnc := screenOf(s.Definition); vnc.serves(network, at) {
+		return vnc.dial(ctx)
 	}
 	if a := l.agent.Load(); a != nil && a.Ready() && network == "tcp" {
 		return a.DialTCP(ctx, at.Port())

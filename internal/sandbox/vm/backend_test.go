@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
@@ -248,6 +249,12 @@ func TestRefused(t *testing.T) {
 		"device": {"disk", func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 			c.Devices = []*runtimeapi.Device{{HostPath: "/dev/null", ContainerPath: "/dev/null", Permissions: "rw"}}
 		}, errdefs.IsNotImplemented, "devices[0]"},
+		"root size of a CD-ROM": {"cd", func(p *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig) {
+			p.Annotations["tripod.dev/vm.root-volume-size"] = "1Gi"
+		}, errdefs.IsInvalidArgument, "tripod.dev/vm.root-volume-size"},
+		"kernel as CD-ROM": {"kernel", func(p *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig) {
+			p.Annotations["tripod.dev/vm.image-medium"] = "cdrom"
+		}, errdefs.IsInvalidArgument, "tripod.dev/vm.image-medium"},
 		"libvirt": {"disk", func(p *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig) {
 			p.Annotations["VirtletLibvirtCPUSetting"] = "mode: host-model"
 		}, errdefs.IsNotImplemented, "VirtletLibvirtCPUSetting"},
@@ -265,6 +272,36 @@ func TestRefused(t *testing.T) {
 			}
 			r.must(r.RemoveSandbox(r.ctx(), p))
 		})
+	}
+}
+
+// TestCDROM: a machine with a CD-ROM image boots it from a drive, before its other disks, and has no root disk. The
+// annotation decides about the image's medium if it is there. A boot sector on a CD-ROM is not judged, even if it has no
+// code or its partitions are incomplete, as on some images that are also disks.
+func TestCDROM(t *testing.T) {
+	r := newRig(t)
+	for i, test := range []struct {
+		image, medium string
+		cdrom         bool
+	}{{"cd", "", true}, {"cd-cut", "", true}, {"cd", "disk", false}, {"disk", "cdrom", true}, {"disk", "disk", false}} {
+		p := r.pod(fmt.Sprint("cd", i), func(c *runtimeapi.PodSandboxConfig) {
+			c.Annotations["tripod.dev/vm.image-medium"] = test.medium
+			c.Annotations["tripod.dev/vm.scratch-disks"] = "/dev/target=1Mi"
+		})
+		c := r.create(p, test.image)
+		disks := r.driver.guest(c.ID).definition.Disks
+		first := machine.Disk{ID: "cdrom", File: machine.File{Path: filepath.Join(r.images.dir, test.image)}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM}
+		if got := disks[0]; (got == first) != test.cdrom || !test.cdrom && got.ID != "root" || disks[1].ID != "scratch0" {
+			t.Errorf("image %s, medium %q: disks = %+v, want a CD-ROM first: %t", test.image, test.medium, disks, test.cdrom)
+		}
+		if _, err := os.Stat(r.config.overlayFile(c.ID)); errors.Is(err, os.ErrNotExist) != test.cdrom {
+			t.Errorf("image %s, medium %q: Stat(overlay) error = %v, want an overlay: %t", test.image, test.medium, err, !test.cdrom)
+		}
+		r.must(r.RemoveSandbox(r.ctx(), p))
+	}
+	o := plan{volumes: volumes{root: "/dev/volume"}}
+	if err := o.chooseMedium(&image.MachineImage{Format: image.FormatRaw, ISO9660: true}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "/dev/volume") {
+		t.Errorf("a CD-ROM with a root disk on a block device: got error %v, want ErrInvalidArgument that names the device", err)
 	}
 }
 

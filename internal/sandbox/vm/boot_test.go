@@ -91,6 +91,7 @@ func TestFirmware(t *testing.T) {
 	}{
 		{"disk", "", false}, {"disk", "bios", false}, {"disk", "uefi", true},
 		{"disk-uefi", "", true}, {"disk-uefi", "bios", false}, {"disk-uefi", "uefi", true},
+		{"cd", "", false}, {"cd", "uefi", true}, {"cd-uefi", "", true}, {"cd-uefi", "bios", false},
 		{"kernel", "", false}, {"kernel", "bios", false},
 	} {
 		p := r.pod(fmt.Sprint("firmware", i), byFirmware(test.annotation))

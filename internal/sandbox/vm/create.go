@@ -39,6 +39,8 @@ type plan struct {
 	sandbox   *pod
 	options   annotations.Options
 	files     *image.DiskFiles
+	// cdrom means that the image's disk is a CD-ROM. The machine then has no root disk.
+	cdrom bool
 	// root is the root disk, if it is on a block device.
 	root       rootdisk.Disk
 	interfaces []tap.Interface
@@ -116,6 +118,9 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
 		return nil, fmt.Errorf("the pod's taps: %w", err)
 	}
+	if err := o.chooseMedium(img); err != nil {
+		return nil, err
+	}
 	if size := o.options.RootVolumeSize; img.Format != "" && size > 0 && size < img.VirtualSize {
 		return nil, fmt.Errorf("annotation VirtletRootVolumeSize (tripod.dev/vm.root-volume-size): %d bytes are less than the %d of the image's disk, which cannot shrink: %w",
 			size, img.VirtualSize, errdefs.ErrInvalidArgument)
@@ -134,6 +139,23 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return nil, err
 	}
 	return o, nil
+}
+
+// chooseMedium sets o.cdrom. It refuses settings of a root disk, which a machine with a CD-ROM does not have.
+func (o *plan) chooseMedium(img *image.MachineImage) error {
+	const medium = "annotation tripod.dev/vm.image-medium"
+	o.cdrom = img.ISO9660 && o.options.ImageMedium != annotations.MediumDisk || o.options.ImageMedium == annotations.MediumCDROM
+	switch {
+	case !o.cdrom:
+		return nil
+	case img.Format != image.FormatRaw:
+		return fields.Invalid(medium, "%q: the image has no raw disk; only a raw disk can be a CD-ROM", o.options.ImageMedium)
+	case o.volumes.root != "":
+		return fields.Invalid("devices", "%s at / would be the root disk, but the image is a CD-ROM, which is not copied; give the machine the device at another path, or set %s to disk", o.volumes.root, medium)
+	case o.options.RootVolumeSize > 0:
+		return fields.Invalid("annotation tripod.dev/vm.root-volume-size (VirtletRootVolumeSize)", "the image is a CD-ROM, so the machine has no root disk; add a disk with scratch-disks or volumeDevices")
+	}
+	return nil
 }
 
 // makeDisks makes the root disk, the scratch disks and the cloud-init image. It replaces the files of an earlier
@@ -181,7 +203,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 // makeRoot makes the root disk: an overlay on the image's disk, or a copy of that disk on the pod's block device.
 func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 	if o.volumes.root == "" {
-		if o.files.Disk == nil {
+		if o.files.Disk == nil || o.cdrom {
 			return nil
 		}
 		size := max(o.options.RootVolumeSize, o.files.VirtualSize)
@@ -210,26 +232,37 @@ func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 	return nil
 }
 
-// chooseFirmware makes the flash memory of a root disk that boots by UEFI. For a machine with a BIOS, it sets
-// o.unbootable if the BIOS cannot boot the root disk.
+// chooseFirmware makes the flash memory of a machine whose root disk or CD-ROM boots by UEFI. For a machine with a BIOS,
+// it sets o.unbootable if the BIOS cannot boot the root disk.
 func (b *Backend) chooseFirmware(o *plan) error {
 	if o.files.Kernel != nil {
 		return nil // QEMU loads the kernel
 	}
-	disk, size, closeDisk, err := o.openRoot()
+	uefiOnly, unbootable, err := o.inspectBoot()
 	if err != nil {
 		return err
+	}
+	if o.options.Firmware == annotations.FirmwareUEFI || o.options.Firmware == "" && uefiOnly {
+		return b.makeFlash(o)
+	}
+	o.unbootable = unbootable
+	return nil
+}
+
+// inspectBoot reports whether the root disk or CD-ROM boots by UEFI only, and why a BIOS that tries to boot the root disk
+// would fail without a message.
+func (o *plan) inspectBoot() (uefiOnly bool, unbootable string, err error) {
+	if o.cdrom {
+		uefiOnly, err = bootdisk.UEFIOnlyCD(o.files.Disk)
+		return uefiOnly, "", err
+	}
+	disk, size, closeDisk, err := o.openRoot()
+	if err != nil {
+		return false, "", err
 	}
 	defer closeDisk()
 	found, err := bootdisk.Inspect(disk, size)
-	if err != nil {
-		return err
-	}
-	if o.options.Firmware == annotations.FirmwareUEFI || o.options.Firmware == "" && found.UEFIOnly() {
-		return b.makeFlash(o)
-	}
-	o.unbootable = found.Unbootable()
-	return nil
+	return found.UEFIOnly(), found.Unbootable(), err
 }
 
 // makeFlash sets o.uefi, and makes the machine's own copy of the firmware's variables.

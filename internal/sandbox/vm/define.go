@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// rootID is the root disk's ID, and its serial number in the guest.
-	rootID = "root"
+	// rootID and cdromID are the IDs of the root disk and the CD-ROM, and their serial numbers in the guest.
+	rootID, cdromID = "root", "cdrom"
 	// minMemory is the minimum memory of a guest in bytes. With that much, a kernel can at least report that it needs
 	// more.
 	minMemory = 16 << 20
@@ -42,6 +42,8 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 		d.Disks = append(d.Disks, machine.Disk{
 			ID: rootID, File: machine.File{Path: o.volumes.root}, Format: "raw", Offset: o.root.Offset, Size: o.root.Size, Bus: o.options.DiskBus,
 		})
+	case o.cdrom:
+		d.Disks = append(d.Disks, readOnlyDisk(cdromID, o.files.DiskPath, machine.BusCDROM))
 	case o.files.Disk != nil:
 		d.Disks = append(d.Disks, machine.Disk{
 			ID: rootID, File: machine.File{Path: b.cfg.overlayFile(id)}, Format: "qcow2", Bus: o.options.DiskBus,

@@ -28,11 +28,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/test/harness/cdimage"
 	"github.com/tripod-run/tripod/test/harness/testns"
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// imageStore is a fake image store. An image's name says what it contains: disk… or kernel…; others contain neither.
+// imageStore is a fake image store. An image's name says what it contains: disk…, kernel… or cd…, a CD-ROM; others contain
+// none of these.
 type imageStore struct {
 	dir string
 
@@ -46,6 +48,8 @@ func (s *imageStore) Machine(_ context.Context, id string) (*image.MachineImage,
 	switch {
 	case strings.HasPrefix(id, "disk"):
 		return &image.MachineImage{Layout: image.LayoutContainerDisk, Format: "raw", VirtualSize: diskSize}, nil
+	case strings.HasPrefix(id, "cd"):
+		return &image.MachineImage{Layout: image.LayoutDiskArtifact, Format: "raw", VirtualSize: diskSize, ISO9660: true}, nil
 	case strings.HasPrefix(id, "kernel"):
 		return &image.MachineImage{Layout: image.LayoutKernel}, nil
 	}
@@ -64,7 +68,11 @@ func (s *imageStore) OpenDisk(ctx context.Context, key, id string) (*image.DiskF
 	}
 	s.leases[key] = id
 	path := filepath.Join(s.dir, id)
-	if err := os.WriteFile(path, bootSector(id), 0o600); err != nil {
+	content := bootSector(id)
+	if id == "cd-uefi" {
+		content = cdimage.Build(false, make([]byte, 2048))
+	}
+	if err := os.WriteFile(path, content, 0o600); err != nil {
 		return nil, err
 	}
 	f, err := os.Open(path)

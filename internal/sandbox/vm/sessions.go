@@ -33,6 +33,7 @@ const endTime = 2 * time.Second
 //
 //	exec, port-forward ──▶ guest ══ sessionsN.sock ══ QEMU ══ virtio-serial ══ tripod-agent
 //	attach ──────────────▶ console.Attach: the serial log and the serial input
+//	port-forward 5900 ───▶ VNC server, if the machine has one
 //
 // The daemon has the agent's own port, which serves one client. A carrier therefore uses another port, one for all its
 // sessions with a machine.
@@ -64,6 +65,7 @@ type sessionPlan struct {
 	SerialLog  string       `json:"serialLog,omitempty"`
 	Stdin      bool         `json:"stdin,omitempty"`
 	Hypervisor process.ID   `json:"hypervisor,omitzero"`
+	Screen     screen       `json:"screen,omitzero"`
 }
 
 // PlanSession implements sandbox.SessionPlanner. Only the daemon can reach an agent that does not serve the session
@@ -77,7 +79,7 @@ func (b *Backend) PlanSession(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 		return nil, err
 	}
 	s, _ := h.Snapshot()
-	plan := sessionPlan{Dir: s.Definition.Dir, Env: environment(c), IPs: p.IPs, SerialLog: s.Definition.SerialLog, Stdin: c.Config.GetStdin()}
+	plan := sessionPlan{Dir: s.Definition.Dir, Env: environment(c), IPs: p.IPs, SerialLog: s.Definition.SerialLog, Stdin: c.Config.GetStdin(), Screen: screenOf(s.Definition)}
 	hypervisor, err := process.Open(s.Pid)
 	if err != nil {
 		return nil, fmt.Errorf("the machine has ended: %w: %w", err, errdefs.ErrFailedPrecondition)
@@ -163,6 +165,9 @@ func (s *Sessions) Dial(ctx context.Context, plan []byte, network, address strin
 	}
 	if !at.Addr().IsLoopback() {
 		return dial(ctx, network, at)
+	}
+	if p.Screen.serves(network, at) {
+		return p.Screen.dial(ctx)
 	}
 	if !p.Guest || network != "tcp" {
 		return dialPod(ctx, network, at, p.IPs)

@@ -36,6 +36,15 @@ const (
 	FirmwareUEFI Firmware = "uefi"
 )
 
+// Medium is the form in which the guest sees the image's disk.
+type Medium string
+
+// The forms of an image's disk.
+const (
+	MediumCDROM Medium = "cdrom"
+	MediumDisk  Medium = "disk"
+)
+
 // Encodings of a value in a ConfigMap or Secret.
 const (
 	EncodingPlain  = "plain"
@@ -81,6 +90,8 @@ type Options struct {
 	RootDeviceOverwrite rootdisk.Overwrite
 	// Firmware boots the root disk; empty means that the disk's content decides.
 	Firmware Firmware
+	// ImageMedium is the form of the image's disk; empty means that the disk's content decides.
+	ImageMedium Medium
 	// ScratchDisks are empty disks that are removed with the container.
 	ScratchDisks []ScratchDisk
 	// CPUModel is QEMU's name for a model, or "host-model"; empty means the driver's choice.
@@ -121,7 +132,7 @@ type Options struct {
 
 	// WaitForAgent means that the machine counts as started only when the guest's agent answers.
 	WaitForAgent bool
-	// VNC asks for a VNC server on a Unix socket.
+	// VNC asks for a screen and a VNC server.
 	VNC bool
 }
 

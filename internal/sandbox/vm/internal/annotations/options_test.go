@@ -62,6 +62,13 @@ var cases = map[string]struct {
 		},
 		bad: []string{"UEFI", "efi", "ovmf", "uefi\n"},
 	},
+	"image-medium": {
+		good: []field{
+			{"cdrom", func(o *Options) { o.ImageMedium = MediumCDROM }},
+			{"disk", func(o *Options) { o.ImageMedium = MediumDisk }},
+		},
+		bad: []string{"iso", "CDROM", "floppy"},
+	},
 	"disk-driver": {
 		good: []field{
 			{"virtio", func(o *Options) { o.DiskBus = machine.BusVirtio }},

@@ -33,7 +33,8 @@ var Known = []*Annotation{
 	{"VirtletCPUModel", "cpu-model", "`host-model`, or QEMU's name for a CPU model (letters, digits, `.`, `_`, `-`; at most 64)", "chosen by the driver", "CPU model of the guest", setCPUModel},
 	{"VirtletLibvirtCPUSetting", "libvirt-cpu-setting", "YAML or JSON with the fields of libvirt's `<cpu>`, capitalised (`Mode`, `Match`, `Model: {Fallback, Value}`, `Features` …)", "", "CPU of the libvirt domain; only with `driver = \"libvirt\"`", setLibvirtCPU},
 	{"VirtletSystemUUID", "system-uuid", "a UUID in text form whose digits are not all the same", "derived from the pod's ID", "SMBIOS system UUID", setSystemUUID},
-	{"", "firmware", "`bios` or `uefi`", "`uefi` if the root disk has an EFI system partition and its boot sector has no code, otherwise `bios`", "what boots the root disk; an image with its own kernel has no UEFI", choice(func(o *Options) *Firmware { return &o.Firmware }, FirmwareBIOS, FirmwareUEFI)},
+	{"", "firmware", "`bios` or `uefi`", "`uefi` if the root disk has an EFI system partition and its boot sector has no code, otherwise `bios`", "what boots the root disk; a CD-ROM boots by UEFI if its boot catalog has only UEFI entries; an image with its own kernel has no UEFI", choice(func(o *Options) *Firmware { return &o.Firmware }, FirmwareBIOS, FirmwareUEFI)},
+	{"", "image-medium", "`cdrom` or `disk`", "`cdrom` if the image's disk is an ISO 9660 file, otherwise `disk`", "how the guest sees the image's disk", choice(func(o *Options) *Medium { return &o.ImageMedium }, MediumCDROM, MediumDisk)},
 	{"VirtletDiskDriver", "disk-driver", "`virtio` or `scsi`", "`virtio` (Virtlet: `scsi`)", "bus of the disks", choice(func(o *Options) *machine.Bus { return &o.DiskBus }, machine.BusVirtio, machine.BusSCSI)},
 	{"VirtletRootVolumeSize", "root-volume-size", "a Kubernetes quantity from 1 to 64Ti that is a whole number of bytes", "the image's own size", "size of the root disk, rounded up to 512 bytes; if it is less than the image's, CreateContainer fails (Virtlet ignores it)", setRootVolumeSize},
 	{"", "root-device-overwrite", "`never`, `foreign` or `image`", "`never`", "what may be overwritten on a block device at `/`: with `foreign` anything except Tripod's root disks, with `image` also the root disk of another image", choice(func(o *Options) *rootdisk.Overwrite { return &o.RootDeviceOverwrite }, rootdisk.OverwriteNever, rootdisk.OverwriteForeign, rootdisk.OverwriteImage)},
@@ -53,7 +54,7 @@ var Known = []*Annotation{
 	{"VirtletFilesFromDataSource", "files-from-data-source", "`configmap/NAME` or `secret/NAME`", "", "ConfigMap or Secret, mounted by the pod, with files for the guest: key `X` has the content, `X_path` the path, `X_encoding` is `base64` (default) or `plain`", source(false, func(o *Options) *Source { return &o.FilesSource })},
 	{"VirtletForceDHCPNetworkConfig", "force-dhcp-network-config", allowedBool, "`false`", "the guest gets its addresses by DHCP instead of from cloud-init", boolean(func(o *Options) *bool { return &o.ForceDHCP })},
 	{"", "wait-for-agent", allowedBool, "`false`", "StartContainer returns when the guest's agent answers", boolean(func(o *Options) *bool { return &o.WaitForAgent })},
-	{"", "vnc", allowedBool, "`false`", "a VNC server on a Unix socket in the machine's run directory", boolean(func(o *Options) *bool { return &o.VNC })},
+	{"", "vnc", allowedBool, "`false`", "a screen and a VNC server, which port-forward reaches at port 5900", boolean(func(o *Options) *bool { return &o.VNC })},
 }
 
 // maxText is the maximum length of a text in bytes: Kubernetes' limit for all annotations of an object together.

@@ -245,7 +245,10 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		// a base.
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
-	if source.Bus == machine.BusSCSI {
+	switch source.Bus {
+	case machine.BusCDROM:
+		disk.Device = "cdrom"
+	case machine.BusSCSI:
 		// Make each disk a target of its own, as the driver qmp does. If the disks were units of a single target, Linux
 		// would list them in another order.
 		var zero uint
@@ -273,8 +276,8 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		// Report errors from a full or broken disk to the guest. Otherwise libvirt would pause the guest forever.
 		disk.Driver.ErrorPolicy, disk.Driver.RErrorPolicy = "report", "report"
 	}
-	if i == 0 && def.Kernel == nil {
-		disk.Boot = &libvirtxml.DomainDeviceBoot{Order: 1}
+	if order := def.BootOrder(i); order > 0 {
+		disk.Boot = &libvirtxml.DomainDeviceBoot{Order: uint(order)}
 	}
 	return disk
 }
@@ -283,11 +286,14 @@ func fileSource(path string) *libvirtxml.DomainDiskSource {
 	return &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: path}}
 }
 
-// targetName returns libvirt's name for the nth disk on a bus, counted from 0: vda … vdz, vdaa …. The guest may name
-// the disk differently.
+// targetName returns libvirt's name for the nth disk on a bus, counted from 0: vda … vdz, vdaa …. The names differ on
+// different buses. The guest may name the disk differently.
 func targetName(bus machine.Bus, n int) *libvirtxml.DomainDiskTarget {
 	target, prefix := &libvirtxml.DomainDiskTarget{Bus: "virtio"}, "vd"
-	if bus == machine.BusSCSI {
+	switch bus {
+	case machine.BusCDROM:
+		target.Bus, prefix = "sata", "hd"
+	case machine.BusSCSI:
 		target.Bus, prefix = "scsi", "sd"
 	}
 	letters := ""

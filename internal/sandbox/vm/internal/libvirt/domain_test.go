@@ -62,6 +62,12 @@ func TestDomainXML(t *testing.T) {
 	withCPU.LibvirtCPU = `<cpu mode='custom' match='exact'><model>core2duo</model><feature name='vmx' policy='disable'/></cpu>`
 	byUEFI := minimal()
 	byUEFI.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.File{Path: "/vars.fd"}}
+	fromCD := minimal()
+	fromCD.Disks = []machine.Disk{
+		{ID: "cdrom", File: machine.File{Path: "/var/lib/tripod/base"}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM},
+		{ID: "scratch0", File: machine.File{Path: "/s"}, Format: "qcow2", Bus: machine.BusSCSI},
+		{ID: "cidata", File: machine.File{Path: "/c"}, Format: "raw", ReadOnly: true, Bus: machine.BusSCSI},
+	}
 	for name, c := range map[string]struct {
 		accel, secret, model string
 		def                  machine.Definition
@@ -70,6 +76,7 @@ func TestDomainXML(t *testing.T) {
 		"everything":  {qemu.AccelTCG, "a secret", "none", everything()},
 		"libvirt-cpu": {qemu.AccelTCG, "", "none", withCPU},
 		"uefi":        {qemu.AccelTCG, "", "none", byUEFI},
+		"cdrom":       {qemu.AccelTCG, "", "none", fromCD},
 		"kvm":         {qemu.AccelKVM, "", "apparmor", minimal()},
 	} {
 		t.Run(name, func(t *testing.T) {

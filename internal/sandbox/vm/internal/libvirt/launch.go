@@ -26,9 +26,6 @@ import (
 	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
-// vncDir is a directory in Definition.Dir that belongs to QEMU's user, because QEMU creates the VNC socket itself.
-const vncDir = "vnc"
-
 // launch is a start in progress. It holds the files for the wrapper, which can request them only once.
 type launch struct {
 	secret  string
@@ -163,7 +160,7 @@ func (l *launch) openPlain(_ context.Context, d *Driver, def machine.Definition)
 	if !def.VNC {
 		return nil
 	}
-	file, err := qemu.OpenOwned(filepath.Join(def.Dir, vncDir), def.UID, def.GID)
+	file, err := qemu.OpenOwned(filepath.Join(def.Dir, machine.VNCDir), def.UID, def.GID)
 	return add(vncName, file, err)
 }
 

@@ -28,7 +28,7 @@ type Definition struct {
 	// Memory is the guest's RAM in bytes.
 	Memory uint64 `json:"memory"`
 
-	// Disks are in the guest's order, the root disk first if there is one.
+	// Disks are in the guest's order, the root disk or the CD-ROM first if there is one.
 	Disks []Disk `json:"disks,omitempty"`
 	// Kernel and Initrd, if set, are booted directly, with the command line Cmdline.
 	Kernel  *File  `json:"kernel,omitempty"`
@@ -55,7 +55,7 @@ type Definition struct {
 	LibvirtCPU string `json:"libvirtCPU,omitempty"`
 	// SessionPorts adds the virtio-serial ports wire.SessionPortNames. Definitions by earlier releases lack them.
 	SessionPorts bool `json:"sessionPorts,omitempty"`
-	// VNC asks for a VNC server on the unix socket vnc/vnc.sock in Dir.
+	// VNC asks for a screen, and a VNC server on VNCSocket.
 	VNC bool `json:"vnc,omitempty"`
 }
 
@@ -84,6 +84,9 @@ type Bus string
 const (
 	BusVirtio Bus = "virtio"
 	BusSCSI   Bus = "scsi"
+	// BusCDROM is a CD-ROM drive on a SATA bus. Only the first disk of a machine can be in it, and only a raw and
+	// read-only one.
+	BusCDROM Bus = "cdrom"
 )
 
 // Disk is a disk of the machine. Formats are always given, never probed (fault I5).
@@ -147,6 +150,21 @@ type Share struct {
 	ReadOnly bool        `json:"readOnly,omitempty"`
 }
 
+// BootOrder returns the position, counted from 1, at which the firmware tries to boot the disk with index i. It returns
+// 0 if the firmware does not try the disk. If the CD-ROM does not boot, or its boot loader gives up, the firmware tries
+// the first disk to which a system can be installed.
+func (d *Definition) BootOrder(i int) int {
+	switch {
+	case d.Kernel != nil:
+		return 0
+	case i == 0:
+		return 1
+	case i == 1 && d.Disks[0].Bus == BusCDROM && !d.Disks[1].ReadOnly:
+		return 2
+	}
+	return 0
+}
+
 // HasVirtiofs reports whether a share uses virtio-fs. The guest's memory must then be shared with virtiofsd.
 func (d *Definition) HasVirtiofs() bool {
 	return slices.ContainsFunc(d.Shares, func(s Share) bool { return s.Driver == ShareVirtiofs })
@@ -160,6 +178,8 @@ const (
 	AgentSocket = "agent.sock"
 	// QGASocket is the socket of the QEMU guest agent's virtio-serial port, org.qemu.guest_agent.0.
 	QGASocket = "qga.sock"
+	// VNCSocket is the socket of the VNC server. The hypervisor makes it, so its user owns the directory VNCDir.
+	VNCDir, VNCSocket = "vnc", VNCDir + "/vnc.sock"
 )
 
 // SessionSockets are the sockets of the virtio-serial ports wire.SessionPortNames. A client locks a socket's lock file

@@ -23,9 +23,6 @@ const firstFD = 3
 // monitorSocket is the socket of QEMU's monitor, in Definition.Dir beside the sockets of package machine.
 const monitorSocket = "qmp.sock"
 
-// vncDir is a directory in Definition.Dir that belongs to QEMU's user, because QEMU creates the VNC socket itself.
-const vncDir = "vnc"
-
 // firmwareRing is the ring buffer that holds the firmware's debug output.
 const firmwareRing = "firmware"
 
@@ -98,7 +95,7 @@ func build(d machine.Definition, s hostSetup) command {
 		c.share(i, share)
 	}
 	if d.VNC {
-		dir := c.inherit(inherited{Kind: kindOwnedDir, Path: filepath.Join(d.Dir, vncDir)})
+		dir := c.inherit(inherited{Kind: kindOwnedDir, Path: filepath.Join(d.Dir, machine.VNCDir)})
 		c.add("-device", "VGA", "-vnc", fmt.Sprintf("unix:/proc/self/fd/%d/vnc.sock", dir))
 	}
 	return c
@@ -194,7 +191,10 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 	}
 	c.node(disk, backing, s)
 	device := "virtio-blk-pci"
-	if disk.Bus == machine.BusSCSI {
+	switch disk.Bus {
+	case machine.BusCDROM:
+		device = "ide-cd,bus=ide.0"
+	case machine.BusSCSI:
 		if !slices.ContainsFunc(d.Disks[:i], func(d machine.Disk) bool { return d.Bus == machine.BusSCSI }) {
 			c.add("-device", "virtio-scsi-pci,id=scsi")
 		}
@@ -208,8 +208,8 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSet
 		// Report errors from a full or broken disk to the guest. Otherwise QEMU would pause the guest forever.
 		device += ",werror=report,rerror=report"
 	}
-	if i == 0 && d.Kernel == nil {
-		device += ",bootindex=1"
+	if order := d.BootOrder(i); order > 0 {
+		device += fmt.Sprintf(",bootindex=%d", order)
 	}
 	c.add("-device", device)
 }

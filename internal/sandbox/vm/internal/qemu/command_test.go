@@ -56,6 +56,13 @@ func TestGoldenCommands(t *testing.T) {
 		"uefi": {func(d *machine.Definition) {
 			d.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.File{Path: "/vars.fd"}}
 		}, host},
+		"cdrom": {func(d *machine.Definition) {
+			d.Disks = []machine.Disk{
+				{ID: "cdrom", File: machine.File{Path: "/installer.iso"}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM},
+				{ID: "scratch0", File: machine.File{Path: "/scratch.qcow2"}, Format: "qcow2", Bus: machine.BusSCSI},
+				{ID: "cidata", File: machine.File{Path: "/cidata.iso"}, Format: "raw", ReadOnly: true, Bus: machine.BusSCSI},
+			}
+		}, host},
 		"everything": {func(d *machine.Definition) {
 			d.CPUs, d.CPUModel, d.VNC = 4, "host-model", true
 			d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 1450, Netns: "/run/netns/a", Tap: "tap0"}, {MAC: "52:54:00:12:34:57", Netns: "/run/netns/a", Tap: "tap1"}}
@@ -139,12 +146,17 @@ func TestRefused(t *testing.T) {
 		"twice":          func(d *machine.Definition) { d.Disks = append(d.Disks, d.Disks[0]) },
 		"node name":      func(d *machine.Definition) { d.Disks[0].ID = "a-file" },
 		"bus":            func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
-		"base of raw":    func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Base = "raw", &machine.Base{Format: "raw"} },
-		"base's format":  func(d *machine.Definition) { d.Disks[0].Base = &machine.Base{Format: "vmdk"} },
-		"part of qcow2":  func(d *machine.Definition) { d.Disks[0].Size = 512 },
-		"half a sector":  func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Offset, d.Disks[0].Size = "raw", 100, 512 },
-		"MTU":            func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 10}} },
-		"EUI-64":         func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
+		"writable CD":    func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Bus = "raw", machine.BusCDROM },
+		"qcow2 on CD":    func(d *machine.Definition) { d.Disks[0].ReadOnly, d.Disks[0].Bus = true, machine.BusCDROM },
+		"CD not first": func(d *machine.Definition) {
+			d.Disks = append(d.Disks, machine.Disk{ID: "cdrom", Format: "raw", ReadOnly: true, Bus: machine.BusCDROM})
+		},
+		"base of raw":   func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Base = "raw", &machine.Base{Format: "raw"} },
+		"base's format": func(d *machine.Definition) { d.Disks[0].Base = &machine.Base{Format: "vmdk"} },
+		"part of qcow2": func(d *machine.Definition) { d.Disks[0].Size = 512 },
+		"half a sector": func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Offset, d.Disks[0].Size = "raw", 100, 512 },
+		"MTU":           func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 10}} },
+		"EUI-64":        func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
 		"two shares": func(d *machine.Definition) {
 			d.Shares = []machine.Share{{Tag: "a", Driver: machine.Share9p}, {Tag: "a", Driver: machine.Share9p}}
 		},

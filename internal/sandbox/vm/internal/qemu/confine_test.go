@@ -83,7 +83,7 @@ func TestConfined(t *testing.T) {
 			t.Errorf("QEMU has descriptor %s, %s, want none besides its own files", fd.Name(), target)
 		}
 	}
-	vnc, err := unixsocket.Dial(t.Context(), filepath.Join(d.Dir, vncDir, "vnc.sock"))
+	vnc, err := unixsocket.Dial(t.Context(), filepath.Join(d.Dir, machine.VNCSocket))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -139,7 +139,7 @@ func removeSockets(dir string) error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(filepath.Join(dir, vncDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(dir, machine.VNCDir)); err != nil {
 		return err
 	}
 	_ = os.Remove(dir) // fails if it still contains other files

@@ -64,14 +64,16 @@ func Validate(d machine.Definition) error {
 
 func validateDevices(d machine.Definition, refuse func(string, ...any) error) error {
 	seen := map[string]bool{}
-	for _, disk := range d.Disks {
+	for i, disk := range d.Disks {
 		switch {
 		case !diskForm().MatchString(disk.ID) || seen[disk.ID] || strings.HasSuffix(disk.ID, "-base") || strings.HasSuffix(disk.ID, "-file"):
 			return refuse("disk ID %q is not unique, is not 1 to 20 letters, digits, - and _, or ends in -base or -file", disk.ID)
 		case disk.Format != "qcow2" && disk.Format != "raw":
 			return refuse("disk %s: format %q is neither qcow2 nor raw", disk.ID, disk.Format)
-		case disk.Bus != machine.BusVirtio && disk.Bus != machine.BusSCSI:
-			return refuse("disk %s: bus %q is neither virtio nor scsi", disk.ID, disk.Bus)
+		case disk.Bus != machine.BusVirtio && disk.Bus != machine.BusSCSI && disk.Bus != machine.BusCDROM:
+			return refuse("disk %s: bus %q is not virtio, scsi or cdrom", disk.ID, disk.Bus)
+		case disk.Bus == machine.BusCDROM && (i > 0 || disk.Format != "raw" || !disk.ReadOnly):
+			return refuse("disk %s: a CD-ROM must be the first disk, raw and read-only", disk.ID)
 		case (disk.Offset != 0 || disk.Size != 0) && (disk.Format != "raw" || disk.Size == 0 || disk.Offset%512 != 0 || disk.Size%512 != 0):
 			return refuse("disk %s: offset and size need format raw and whole sectors, not %d bytes at %d in format %s", disk.ID, disk.Size, disk.Offset, disk.Format)
 		case disk.Base != nil && disk.Format != "qcow2":
