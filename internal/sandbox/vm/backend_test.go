@@ -303,6 +303,21 @@ func TestCDROM(t *testing.T) {
 	if err := o.chooseMedium(&image.MachineImage{Format: image.FormatRaw, ISO9660: true}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "/dev/volume") {
 		t.Errorf("a CD-ROM with a root disk on a block device: got error %v, want ErrInvalidArgument that names the device", err)
 	}
+	kernel := plan{}
+	if err := kernel.chooseMedium(&image.MachineImage{Layout: image.LayoutKernel, Format: image.FormatRaw, ISO9660: true}); err != nil || kernel.cdrom {
+		t.Errorf("an ISO file beside a kernel: CD-ROM %t, error %v; want a disk", kernel.cdrom, err)
+	}
+}
+
+// TestPhysicalBlock checks that QEMU accepts the size of physical sectors, whatever a device reports.
+func TestPhysicalBlock(t *testing.T) {
+	for _, test := range []struct{ logical, physical, want int }{
+		{512, 512, 512}, {512, 4096, 4096}, {4096, 4096, 4096}, {4096, 512, 4096}, {512, 98304, 512}, {512, 4 << 20, 512}, {512, 0, 512},
+	} {
+		if got := physicalBlock(test.logical, test.physical); got != test.want {
+			t.Errorf("physicalBlock(%d, %d) = %d, want %d", test.logical, test.physical, got, test.want)
+		}
+	}
 }
 
 // TestKernelImage: a kernel image boots its kernel, with the container's arguments on the command line and no root

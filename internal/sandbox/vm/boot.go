@@ -32,6 +32,7 @@ func (b *Backend) bootTimeout() time.Duration { return time.Duration(b.cfg.VM.Bo
 // to the container's log if the guest shows no sign of life within vm.boot_timeout.
 func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	var report firmware.Report
+	console := 0 // how much of it has been read
 	var silence <-chan time.Time
 	if b.bootTimeout() > 0 {
 		left := time.Until(started.Add(b.bootTimeout()))
@@ -44,7 +45,7 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	}
 	timedOut := false
 	for pause := pollMin; ; pause = min(2*pause, pollMax) {
-		if b.readFirmware(h, &report) {
+		if b.readFirmware(h, &report, &console) {
 			pause = pollMin
 		}
 		if b.endUnbootable(h, l, &report) {
@@ -68,13 +69,17 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 
 // readFirmware adds the firmware's new output to the given report. It returns whether the machine has rebooted.
 // It does not notice that a machine with UEFI has rebooted, because it reads only the beginning of that machine's console.
-func (b *Backend) readFirmware(h *handle, report *firmware.Report) (rebooted bool) {
+// console is the size of what it has read there before: firmware that has failed writes nothing more, while a line that
+// looks like a failure may be half of another one.
+func (b *Backend) readFirmware(h *handle, report *firmware.Report, console *int) (rebooted bool) {
 	if s, _ := h.Snapshot(); s.Definition.UEFI != nil {
 		output, err := consoleStart(s)
 		if err != nil {
 			b.log.Debug("cannot read the firmware's output on the console", "container", h.ID, "err", err)
 		}
 		*report = firmware.OfConsole(output)
+		report.Failed = report.Failed && len(output) == *console
+		*console = len(output)
 		return false
 	}
 	output, err := b.cfg.Driver.Firmware(b.ctx, h.ID)

@@ -1,10 +1,12 @@
 package vm
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -145,6 +147,40 @@ func TestFirmwareRefused(t *testing.T) {
 	}
 	if err := r.Validate(r.podConfig("wrong", byFirmware("ovmf")), nil); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "`bios` or `uefi`") {
 		t.Errorf("Validate of an unknown firmware: got error %v, want ErrInvalidArgument with the allowed values", err)
+	}
+}
+
+// TestRefusedUEFIWritesNothing checks that a machine that cannot boot by UEFI is refused before its image overwrites the
+// pod's block device.
+func TestRefusedUEFIWritesNothing(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "device")
+	content := bytes.Repeat([]byte("theirs "), 1<<20)
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", file).Output()
+	if err != nil {
+		t.Fatalf("set up a loop device: %v: %s", err, out)
+	}
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("detach %s: %v: %s", device, err, out)
+		}
+	})
+	r := newRig(t)
+	for i, test := range []struct{ image, annotation string }{{"disk-uefi", ""}, {"disk", "uefi"}} {
+		p := r.pod(fmt.Sprint("device", i), byFirmware(test.annotation), func(c *runtimeapi.PodSandboxConfig) {
+			c.Annotations["tripod.dev/vm.root-device-overwrite"] = "foreign"
+		})
+		c := r.container(p, test.image)
+		c.Config.Devices = []*runtimeapi.Device{{HostPath: device, ContainerPath: "/", Permissions: "mrw"}}
+		if _, err := r.CreateContainer(r.ctx(), p, c); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "UEFI") {
+			t.Errorf("CreateContainer of %s without a UEFI firmware: got error %v, want ErrFailedPrecondition", test.image, err)
+		}
+	}
+	if got, err := os.ReadFile(device); err != nil || !bytes.HasPrefix(got, content[:len(got)]) || len(got) < 1<<20 {
+		t.Errorf("the device has %d bytes of another content (error %v)", len(got), err)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/bootdisk"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
@@ -144,7 +145,8 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 // chooseMedium sets o.cdrom. It refuses settings of a root disk, which a machine with a CD-ROM does not have.
 func (o *plan) chooseMedium(img *image.MachineImage) error {
 	const medium = "annotation tripod.dev/vm.image-medium"
-	o.cdrom = img.ISO9660 && o.options.ImageMedium != annotations.MediumDisk || o.options.ImageMedium == annotations.MediumCDROM
+	iso := img.ISO9660 && img.Layout != image.LayoutKernel // a kernel finds its disks by their order
+	o.cdrom = iso && o.options.ImageMedium != annotations.MediumDisk || o.options.ImageMedium == annotations.MediumCDROM
 	switch {
 	case !o.cdrom:
 		return nil
@@ -153,7 +155,7 @@ func (o *plan) chooseMedium(img *image.MachineImage) error {
 	case o.volumes.root != "":
 		return fields.Invalid("devices", "%s at / would be the root disk, but the image is a CD-ROM, which is not copied; give the machine the device at another path, or set %s to disk", o.volumes.root, medium)
 	case o.options.RootVolumeSize > 0:
-		return fields.Invalid("annotation tripod.dev/vm.root-volume-size (VirtletRootVolumeSize)", "the image is a CD-ROM, so the machine has no root disk; add a disk with scratch-disks or volumeDevices")
+		return fields.Invalid("annotation tripod.dev/vm.root-volume-size (VirtletRootVolumeSize)", "the image is a CD-ROM, so the machine has no root disk; add a disk with scratch-disks or volumeDevices, or set %s to disk", medium)
 	}
 	return nil
 }
@@ -171,11 +173,14 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	if err := b.makeSerialDir(id); err != nil {
 		return err
 	}
+	if err := b.checkFirmware(o); err != nil {
+		return fmt.Errorf("boot: %w", err)
+	}
 	if err := b.makeRoot(ctx, o); err != nil {
 		return err
 	}
 	if err := b.chooseFirmware(o); err != nil {
-		return fmt.Errorf("root disk: %w", err)
+		return fmt.Errorf("boot: %w", err)
 	}
 	for i, disk := range o.options.ScratchDisks {
 		if err := qcow2.CreateOverlay(ctx, b.cfg.scratchFile(id, fmt.Sprintf("scratch%d", i)), disk.Size, qcow2.Overlay{}); err != nil {
@@ -232,6 +237,25 @@ func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 	return nil
 }
 
+// checkFirmware refuses a machine that needs UEFI and cannot have it, before the image is copied to a device.
+func (b *Backend) checkFirmware(o *plan) error {
+	if o.volumes.root == "" || o.files.Kernel != nil || o.files.Disk == nil || o.options.Firmware == annotations.FirmwareBIOS {
+		return nil
+	}
+	if o.options.Firmware == "" {
+		disk, size, closeDisk, err := o.openImage()
+		if err != nil {
+			return err
+		}
+		defer closeDisk()
+		if found, err := bootdisk.Inspect(disk, size); err != nil || !found.UEFIOnly() {
+			return err
+		}
+	}
+	_, err := b.findUEFI(o)
+	return err
+}
+
 // chooseFirmware makes the flash memory of a machine whose root disk or CD-ROM boots by UEFI. For a machine with a BIOS,
 // it sets o.unbootable if the BIOS cannot boot the root disk.
 func (b *Backend) chooseFirmware(o *plan) error {
@@ -267,12 +291,9 @@ func (o *plan) inspectBoot() (uefiOnly bool, unbootable string, err error) {
 
 // makeFlash sets o.uefi, and makes the machine's own copy of the firmware's variables.
 func (b *Backend) makeFlash(o *plan) error {
-	if err := checkUEFIMemory(b.memory(sandbox.Resources(o.pod, o.container))); err != nil {
-		return err
-	}
-	found, err := b.cfg.UEFI()
+	found, err := b.findUEFI(o)
 	if err != nil {
-		return fmt.Errorf("it boots by UEFI: %w", err)
+		return err
 	}
 	vars, err := os.ReadFile(found.Vars)
 	if err != nil {
@@ -286,6 +307,17 @@ func (b *Backend) makeFlash(o *plan) error {
 	return nil
 }
 
+// findUEFI returns the node's UEFI firmware, if the machine has enough memory for it.
+func (b *Backend) findUEFI(o *plan) (found firmware.UEFI, err error) {
+	if err := checkUEFIMemory(b.memory(sandbox.Resources(o.pod, o.container))); err != nil {
+		return found, err
+	}
+	if found, err = b.cfg.UEFI(); err != nil {
+		return found, fmt.Errorf("the machine boots by UEFI: %w", err)
+	}
+	return found, nil
+}
+
 // openRoot opens the root disk for reading. Reads return the content that the guest will see.
 func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
 	if o.volumes.root != "" {
@@ -295,6 +327,11 @@ func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err 
 		}
 		return io.NewSectionReader(device, int64(o.root.Offset), int64(o.root.Size)), o.root.Size, func() { device.Close() }, nil
 	}
+	return o.openImage()
+}
+
+// openImage opens the image's disk like openRoot.
+func (o *plan) openImage() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
 	size = max(o.options.RootVolumeSize, o.files.VirtualSize)
 	if o.files.Format != image.FormatQcow2 {
 		return o.files.Disk, size, func() {}, nil

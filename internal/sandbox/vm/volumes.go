@@ -141,7 +141,7 @@ func (v *volumes) device(host, container string, readonly bool) error {
 	}
 	disk := machine.Disk{ID: fmt.Sprintf("disk%d", len(v.disks)), File: machine.File{Path: host}, Format: "raw", ReadOnly: readonly}
 	if disk.LogicalBlock, disk.PhysicalBlock, err = sectors(host); err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	v.disks = append(v.disks, disk)
 	v.devices = append(v.devices, cloudinit.Device{Serial: disk.ID, Path: container})
@@ -162,7 +162,17 @@ func sectors(device string) (logical, physical int, err error) {
 	if physical, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKPBSZGET); err != nil {
 		return 0, 0, fmt.Errorf("the sector size of %s: %w", device, err)
 	}
-	return logical, max(logical, physical), nil
+	return logical, physicalBlock(logical, physical), nil
+}
+
+// physicalBlock returns the size of physical sectors for QEMU, which takes only powers of two up to 2 MiB that are not
+// less than the logical size. The size is a hint for the guest, and some devices report one that is none of these.
+func physicalBlock(logical, physical int) int {
+	const most = 2 << 20
+	if physical < logical || physical > most || physical&(physical-1) != 0 {
+		return logical
+	}
+	return physical
 }
 
 // scratch adds the empty disks that the annotations ask for. makeDisks makes their files.

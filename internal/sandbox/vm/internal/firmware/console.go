@@ -24,7 +24,8 @@ const (
 var escape = lazyregexp.New(`\x1b\[[0-9;=?]*[A-Za-z]`)
 
 // OfConsole returns the report of a UEFI firmware, which writes to the serial console. The output is the beginning of the
-// console's output in a run, at most ConsoleSize bytes. The firmware has also failed if its own shell waits for input.
+// console's output in a run, at most ConsoleSize bytes. The firmware has failed if its last words say so, or if its own
+// shell waits for input.
 func OfConsole(output string) (r Report) {
 	text := escape().ReplaceAllString(output, "")
 	shell := false
@@ -32,6 +33,9 @@ func OfConsole(output string) (r Report) {
 		line = printable(strings.TrimRight(line, "\n"))
 		switch {
 		case !strings.HasPrefix(line, uefiLine):
+			if strings.TrimSpace(line) != "" {
+				r.Failed = false // what writes this is no firmware that has given up
+			}
 			continue
 		case strings.HasPrefix(line, uefiNoBoot):
 			r.Failed, r.HandedOver = true, false

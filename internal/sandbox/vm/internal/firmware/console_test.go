@@ -33,6 +33,7 @@ func TestOfConsole(t *testing.T) {
 		"the shell runs startup.nsh":  {uefiClear + uefiFails + ownShell + ownPrompt + "FS0:\\linux.efi\r\n", false, false, 3},
 		"handed over, and given back": {uefiClear + uefiLoads + uefiStarts + ownShell + ownPrompt, true, false, 4},
 		"a guest's own prompt":        {uefiClear + uefiLoads + uefiStarts + "Shell> ", false, true, 2},
+		"a guest's log of a firmware": {uefiClear + uefiLoads + uefiStarts + "log:\r\n" + noOption + "login: ", false, false, 4},
 		"no firmware":                 {"Shell> ", false, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
