@@ -16,6 +16,7 @@ packages=(
   ovmf                                  # UEFI for machines
   qemu-system-common                    # virtiofsd, which shares directories with machines
   # what the tests run
+  openssh-client                        # the program that `tripod ssh` runs
   docker-registry skopeo                # the registry on loopback, and the tool that fills it
   gpg gpg-agent                         # skopeo's signatures of images
   openssl                               # keys, as users make them

@@ -68,7 +68,7 @@ var rooms = []room{
 	{dirs: []string{"internal/boltfile", "internal/atomicfile"}, e2e: `^Test(PodSandbox|Idempotence|Images)$`, crash: `^TestN7RootIsNotMounted$`, dependents: leaf},
 	{dirs: []string{"internal/tlsfile"}, e2e: `^TestWasmTLS$`, dependents: leaf},
 	{dirs: []string{"internal/unixsocket"}, e2e: `^Test(PodSandbox|EdgePair)$`, dependents: leaf},
-	{dirs: []string{"test/harness", "test/until"}, e2e: core, dependents: leaf},
+	{dirs: []string{"test/harness", "test/loopdev", "test/until"}, e2e: core, dependents: leaf},
 	{dirs: []string{"test/sandboxtest", "test/fake", "test/edgetest", "test/races", "hack"}, dependents: busy},
 }
 

@@ -19,10 +19,10 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// The process is idle if it used less than 1 % of one CPU during an interval.
+// The process is idle if it used less than 5 % of one CPU during an interval. On a fast machine it needs a fiftieth of that.
 const (
 	interval = 10 * time.Second
-	quiet    = interval / 100
+	quiet    = interval / 20
 )
 
 // Watch gives memory back until ctx ends: in the first interval in which the process is idle, and then whenever it is

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -14,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/loopdev"
 )
 
 // Users and groups of the databases, the same as in hack/images/databases.sh.
@@ -165,15 +165,5 @@ func volume(t *testing.T, size int64) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
-	if err != nil {
-		t.Fatalf("losetup: %v: %s", err, out)
-	}
-	device := strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
-			t.Errorf("detach %s: %v: %s", device, err, out)
-		}
-	})
-	return device
+	return loopdev.Attach(t, file)
 }

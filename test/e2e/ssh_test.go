@@ -91,7 +91,7 @@ func TestPortForwardStdio(t *testing.T) {
 func TestSSH(t *testing.T) {
 	program, err := exec.LookPath("ssh")
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Busybox)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
+	"github.com/tripod-run/tripod/test/loopdev"
 )
 
 // loopDevice creates a block device of size bytes, with further options of losetup, and returns its path.
@@ -30,17 +30,7 @@ func loopDevice(t *testing.T, size int64, options ...string) string {
 	if err := errors.Join(volume.Truncate(size), volume.Close()); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("losetup", append(options, "--find", "--show", file)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("losetup: %v: %s", err, out)
-	}
-	device := strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
-			t.Errorf("detach %s: %v: %s", device, err, out)
-		}
-	})
-	return device
+	return loopdev.Attach(t, file, options...)
 }
 
 // withDevice adds a block device to a container, like volumeDevices.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/tripod-run/tripod/test/harness/kube"
+	"github.com/tripod-run/tripod/test/loopdev"
 )
 
 // startPeer starts the program hack/kube/peers.
@@ -128,15 +129,5 @@ func loopDevice(t *testing.T, c *kube.Cluster) string {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), "losetup", "--find", "--show", file).Output()
-	if err != nil {
-		t.Fatalf("losetup: %v", err)
-	}
-	device := strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
-			t.Errorf("losetup: %v: %s", err, out)
-		}
-	})
-	return device
+	return loopdev.Attach(t, file)
 }

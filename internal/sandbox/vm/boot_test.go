@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/test/loopdev"
 )
 
 // The output of SeaBIOS for a disk without a boot sector, and for a disk with one.
@@ -158,16 +158,7 @@ func TestRefusedUEFIWritesNothing(t *testing.T) {
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("losetup", "--find", "--show", file).Output()
-	if err != nil {
-		t.Fatalf("set up a loop device: %v: %s", err, out)
-	}
-	device := strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
-			t.Errorf("detach %s: %v: %s", device, err, out)
-		}
-	})
+	device := loopdev.Attach(t, file)
 	r := newRig(t)
 	for i, test := range []struct{ image, annotation string }{{"disk-uefi", ""}, {"disk", "uefi"}} {
 		p := r.pod(fmt.Sprint("device", i), byFirmware(test.annotation), func(c *runtimeapi.PodSandboxConfig) {

@@ -51,11 +51,7 @@ type flashFile struct {
 func Find() (UEFI, error) { return find(descriptorDirs) }
 
 func find(dirs []string) (UEFI, error) {
-	files, err := descriptors(dirs)
-	if err != nil {
-		return UEFI{}, fmt.Errorf("find a UEFI firmware: %w", err)
-	}
-	var damaged error
+	files, damaged := descriptors(dirs)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		raw, err := os.ReadFile(files[name])
 		if len(raw) == 0 && err == nil {
@@ -71,17 +67,18 @@ func find(dirs []string) (UEFI, error) {
 			return found, nil
 		}
 	}
-	err = fmt.Errorf("this node has no UEFI firmware for machines; install the package ovmf (Fedora, Arch: edk2-ovmf): %w", errdefs.ErrFailedPrecondition)
+	err := fmt.Errorf("this node has no UEFI firmware for machines; install the package ovmf (Fedora, Arch: edk2-ovmf): %w", errdefs.ErrFailedPrecondition)
 	return UEFI{}, errors.Join(err, damaged)
 }
 
-// descriptors returns the paths of the descriptors by their file names. It ignores missing directories.
-func descriptors(dirs []string) (map[string]string, error) {
-	files := map[string]string{}
+// descriptors returns the paths of the descriptors by their file names. It ignores missing directories. The error is about
+// those that cannot be read.
+func descriptors(dirs []string) (files map[string]string, damaged error) {
+	files = map[string]string{}
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
+			damaged = errors.Join(damaged, err)
 		}
 		for _, e := range entries {
 			if filepath.Ext(e.Name()) == ".json" {
@@ -89,7 +86,7 @@ func descriptors(dirs []string) (map[string]string, error) {
 			}
 		}
 	}
-	return files, nil
+	return files, damaged
 }
 
 // suits reports whether the firmware is UEFI in raw flash memory for our machines.

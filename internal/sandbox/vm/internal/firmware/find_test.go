@@ -51,7 +51,7 @@ func TestFind(t *testing.T) {
 			for _, file := range []string{"code.fd", "first.fd", "vars.fd"} {
 				write(filepath.Join(dir, file), file)
 			}
-			dirs := []string{t.TempDir(), t.TempDir(), filepath.Join(dir, "missing")}
+			dirs := []string{t.TempDir(), t.TempDir(), filepath.Join(dir, "missing"), filepath.Join(dir, "code.fd")} // the last is no directory
 			for i, files := range []map[string]string{test.system, test.admin} {
 				for file, text := range files {
 					write(filepath.Join(dirs[i], file), strings.ReplaceAll(text, "DIR", dir))

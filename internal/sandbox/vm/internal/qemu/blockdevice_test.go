@@ -3,13 +3,13 @@ package qemu
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+	"github.com/tripod-run/tripod/test/loopdev"
 )
 
 // TestBlockDevice: a block device of the node becomes a disk of the guest.
@@ -21,16 +21,7 @@ func TestBlockDevice(t *testing.T) {
 	if err := os.WriteFile(image, append([]byte("of the node\n"), make([]byte, 1<<20-12)...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("losetup", "--find", "--show", image).Output()
-	if err != nil {
-		t.Fatalf("set up a loop device: %v: %s", err, out)
-	}
-	device := strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
-			t.Errorf("detach %s: %v: %s", device, err, out)
-		}
-	})
+	device := loopdev.Attach(t, image)
 	d.Disks = append(d.Disks, machine.Disk{ID: "disk0", File: machine.File{Path: device}, Format: "raw", Bus: machine.BusVirtio})
 	console := l.Boot(t, d)
 	console.Type("dd if=/dev/vdb bs=12 count=1 2>/dev/null; echo of the guest >/dev/vdb; sync; echo block-$((40+2))")

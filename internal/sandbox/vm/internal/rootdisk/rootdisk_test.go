@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/test/loopdev"
 	"github.com/tripod-run/tripod/test/races"
 )
 
@@ -25,17 +26,7 @@ func loop(t *testing.T, size int64) (device, file string) {
 	file = filepath.Join(t.TempDir(), "device")
 	check(t, os.WriteFile(file, nil, 0o600))
 	check(t, os.Truncate(file, size))
-	out, err := exec.Command("losetup", "--find", "--show", file).Output()
-	if err != nil {
-		t.Fatalf("set up a loop device: %v: %s", err, out)
-	}
-	device = strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
-			t.Errorf("detach %s: %v: %s", device, err, out)
-		}
-	})
-	return device, file
+	return loopdev.Attach(t, file), file
 }
 
 func check(t *testing.T, err error) {
