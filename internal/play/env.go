@@ -2,15 +2,15 @@ package play
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // environment is the variables of a container, in the order in which they were first set.
@@ -46,7 +46,7 @@ func (e *environment) expand(text string) string {
 	})
 }
 
-var references = lazyregexp.New(`\$\$|\$\([^)]*\)`)
+var references = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\$\$|\$\([^)]*\)`) })
 
 func (e *environment) expandAll(words []string) (expanded []string) {
 	for _, w := range words {
@@ -146,7 +146,7 @@ func (t *translator) value(at *field.Path, all map[objectKey]data, name, key str
 }
 
 // keyed matches a path to one label or annotation.
-var keyed = lazyregexp.New(`^metadata\.(labels|annotations)\['(.+)'\]$`)
+var keyed = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^metadata\.(labels|annotations)\['(.+)'\]$`) })
 
 // podField returns the value of a field of the pod.
 func (t *translator) podField(at *field.Path, name string, ips []string) (string, *field.Error) {

@@ -9,13 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"regexp"
 	"strings"
+	"sync"
 	"time"
 	"unsafe"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
-	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest returns, or
@@ -339,7 +340,7 @@ func (i *Instance) Backtrace() (functions []string) {
 }
 
 // frames matches a line of wasmtime's backtrace: number, offset, module and function.
-var frames = lazyregexp.New(`(?m)^ +[0-9]+: +0x[0-9a-f]+ - (?:[^!\n]*!)?(.+)$`)
+var frames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?m)^ +[0-9]+: +0x[0-9a-f]+ - (?:[^!\n]*!)?(.+)$`) })
 
 // Alive reports whether the instance can be called again.
 func (i *Instance) Alive() bool {

@@ -7,14 +7,15 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
-	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // Config is what wasi:config gives to the guest: environment variables, and the files of volumes. If several of them
@@ -40,7 +41,7 @@ const (
 const dataLink = "..data"
 
 // configKey matches the keys of ConfigMaps and Secrets; names that begin with two dots belong to the kubelet.
-var configKey = lazyregexp.New(`^[-._a-zA-Z0-9]{1,253}$`)
+var configKey = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`) })
 
 func isConfigKey(name string) bool {
 	return configKey().MatchString(name) && name != "." && !strings.HasPrefix(name, "..")

@@ -2,11 +2,12 @@ package wasi
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
-	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // Interface is a WIT interface read by ParseWIT.
@@ -55,7 +56,9 @@ func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 // token matches one token. A name can include a package and a version, so a colon that is not part of the name must
 // have a space before it. The pre-release identifiers of a version can be numbers after the first one, so that a final
 // dot is not part of the version.
-var token = lazyregexp.New(`%?[A-Za-z_][A-Za-z0-9-]*(:[a-z-]+(/[a-z-]+)?(@[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9]+(\.[0-9]+)*)?)?)?|->|[{}()<>,;:=.]`)
+var token = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`%?[A-Za-z_][A-Za-z0-9-]*(:[a-z-]+(/[a-z-]+)?(@[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9]+(\.[0-9]+)*)?)?)?|->|[{}()<>,;:=.]`)
+})
 
 func tokens(text string) []string {
 	var all []string
