@@ -41,8 +41,13 @@ func TestEdgeRuntimeProgram(t *testing.T) {
 	n.sub.Wait("realm/proc/stdio/one", "hello one")
 	n.sub.Wait("app/out", "HELLO ONE")
 	n.o.MustEdge("run", "/any/file.wasm", "--runtime", "min", "--name", "two", "--uuid", "two")
-	n.publish("realm/proc/stdio/two", "ping")
-	n.sub.Wait("realm/proc/stdio/two", "echo ping")
+	harness.Eventually(t, waitLimit, func() error { // a module receives messages once it has opened its channel
+		n.publish("realm/proc/stdio/two", "ping")
+		if n.count("realm/proc/stdio/two", "echo ping") == 0 {
+			return errors.New("module two does not answer")
+		}
+		return nil
+	})
 	if _, err := n.o.Edge("run", "/any/file.wasm", "--runtime", "min", "--name", "three", "--uuid", "three", "--detach"); err != nil {
 		t.Fatal(err)
 	}
