@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"strings"
@@ -11,6 +12,9 @@ import (
 
 // EmbeddedBroker is the value of edge.broker and orchestrator.broker that selects the broker inside the same process.
 const EmbeddedBroker = "embedded"
+
+// DefaultBroker is the broker of the program `tripod orchestrator` if orchestrator.broker is empty.
+const DefaultBroker = "mqtt://127.0.0.1:1883"
 
 // Edge configures the manager of the edge protocol on this node, and the manager's runtimes.
 type Edge struct {
@@ -96,6 +100,7 @@ type BrokerUser struct {
 
 // Orchestrator configures the orchestrator: the program `tripod orchestrator`, or the one in the daemon.
 type Orchestrator struct {
+	// Broker may be empty. What that means depends on the program, see ForDaemon.
 	Broker            string   `toml:"broker"`
 	Protocol          int      `toml:"protocol"`
 	User              string   `toml:"user"`
@@ -109,6 +114,23 @@ type Orchestrator struct {
 	Root              string   `toml:"root"`
 	KeepaliveInterval Duration `toml:"keepalive_interval"`
 	KeepaliveMissed   int      `toml:"keepalive_missed"`
+}
+
+// ForDaemon returns the settings of the orchestrator in a daemon with the given edge. If they name no broker, that is the
+// edge's, with those of the edge's credentials that they do not have themselves.
+func (o Orchestrator) ForDaemon(e *Edge) Orchestrator {
+	if o.Broker != "" {
+		return o
+	}
+	o.Broker, o.Protocol = e.Broker, e.Protocol
+	if o.User == "" && o.PasswordFile == "" {
+		o.User, o.PasswordFile = e.User, e.PasswordFile
+	}
+	if o.Certificate == "" {
+		o.Certificate, o.Key = e.Certificate, e.Key
+	}
+	o.CA = cmp.Or(o.CA, e.CA)
+	return o
 }
 
 const (
@@ -196,7 +218,7 @@ func (c *Config) validateBroker(v *validator) {
 
 func (c *Config) validateOrchestrator(v *validator) {
 	o := c.Orchestrator
-	v.broker("orchestrator", o.Broker, o.Protocol, o.Realm, o.Topics)
+	v.broker("orchestrator", cmp.Or(o.Broker, DefaultBroker), o.Protocol, o.Realm, o.Topics)
 	v.credentials("orchestrator", o.PasswordFile, o.CA, o.Certificate, o.Key)
 	v.address("orchestrator.address", o.Address)
 	v.absolute("orchestrator.root", o.Root)

@@ -105,20 +105,39 @@ func TestHostedOrchestrator(t *testing.T) {
 	}
 }
 
-// TestHostedOrchestratorsBroker checks that an orchestrator in the daemon uses the daemon's broker, wherever that listens.
-func TestHostedOrchestratorsBroker(t *testing.T) {
-	for text, want := range map[string]string{
-		"[edge]\nenabled = true\norchestrator = true\n[broker]\naddress = \"127.0.0.1:1884\"":         EmbeddedBroker,
-		"[edge]\nenabled = true\norchestrator = true\n[orchestrator]\nbroker = \"mqtt://other:1883\"": "mqtt://other:1883",
-		"[edge]\nenabled = true\norchestrator = true\nbroker = \"mqtt://other:1883\"":                 "mqtt://127.0.0.1:1883",
-		"[edge]\nenabled = true\n[broker]\naddress = \"127.0.0.1:1884\"":                              "mqtt://127.0.0.1:1883",
+// TestOrchestratorForDaemon checks that an orchestrator in the daemon uses the daemon's broker with the daemon's
+// credentials, unless [orchestrator] has others. The program that reads the same file gets none of them.
+func TestOrchestratorForDaemon(t *testing.T) {
+	type broker struct{ url, user, password, ca, certificate, key string }
+	const (
+		credentials = "user = \"node\"\npassword_file = \"/n/password\"\nca = \"/n/ca\"\ncertificate = \"/n/crt\"\nkey = \"/n/key\"\nprotocol = 4\n"
+		hub         = "broker = \"mqtts://hub:8883\"\n"
+	)
+	for _, c := range []struct {
+		name, edge, orchestrator string
+		want                     broker
+		protocol                 int
+	}{
+		{"embedded", "", "", broker{url: EmbeddedBroker}, 5},
+		{"the edge's", hub + credentials, "", broker{"mqtts://hub:8883", "node", "/n/password", "/n/ca", "/n/crt", "/n/key"}, 4},
+		{"another broker", credentials, "broker = \"mqtt://other:1883\"", broker{url: "mqtt://other:1883"}, 5},
+		{"another user", hub + credentials, "user = \"o\"", broker{"mqtts://hub:8883", "o", "", "/n/ca", "/n/crt", "/n/key"}, 4},
+		{"another certificate", hub + credentials, "ca = \"/o/ca\"\ncertificate = \"/o/crt\"\nkey = \"/o/key\"",
+			broker{"mqtts://hub:8883", "node", "/n/password", "/o/ca", "/o/crt", "/o/key"}, 4},
 	} {
-		c, err := Parse([]byte(text), "test")
-		if err != nil {
-			t.Fatal(err)
+		config, err := Parse([]byte("[edge]\nenabled = true\norchestrator = true\n"+c.edge+"[orchestrator]\n"+c.orchestrator), "test")
+		if err == nil {
+			err = config.Complete()
 		}
-		if err := c.Complete(); err != nil || c.Orchestrator.Broker != want {
-			t.Errorf("%s: got broker %q, error %v; want %q", text, c.Orchestrator.Broker, err, want)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		o := config.Orchestrator.ForDaemon(&config.Edge)
+		if got := (broker{o.Broker, o.User, o.PasswordFile, o.CA, o.Certificate, o.Key}); got != c.want || o.Protocol != c.protocol {
+			t.Errorf("%s: in a daemon the orchestrator has the broker %+v, protocol %d; want %+v, %d", c.name, got, o.Protocol, c.want, c.protocol)
+		}
+		if c.orchestrator == "" && config.Orchestrator.Broker != "" {
+			t.Errorf("%s: the program's orchestrator has the daemon's broker %s", c.name, config.Orchestrator.Broker)
 		}
 	}
 }

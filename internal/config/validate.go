@@ -47,12 +47,6 @@ func (c *Config) Complete() error {
 	c.GRPC.Socket = cmp.Or(c.GRPC.Socket, filepath.Join(c.State, "tripod.sock"))
 	c.Network.NetnsDir = cmp.Or(c.Network.NetnsDir, filepath.Join(c.State, "netns"))
 	c.Orchestrator.Root = cmp.Or(c.Orchestrator.Root, filepath.Join(filepath.Dir(c.Root), filepath.Base(c.Root)+"-orchestrator"))
-	if c.Orchestrator.Broker == "" {
-		c.Orchestrator.Broker = "mqtt://127.0.0.1:1883"
-		if c.Edge.Orchestrator && c.Edge.Broker == EmbeddedBroker {
-			c.Orchestrator.Broker = EmbeddedBroker
-		}
-	}
 	c.completeDelegates()
 	v := &validator{}
 	c.validatePaths(v)

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/connlimit"
+	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/test/until"
 )
@@ -109,6 +111,75 @@ func TestHostedOrchestratorFails(t *testing.T) {
 	if n := locks.Load(); n != 0 {
 		t.Errorf("%d locks are left", n)
 	}
+}
+
+// TestHostedOrchestratorNeverOpens: a door that closes while the orchestrator waits for its directory has nothing to warn
+// about.
+func TestHostedOrchestratorNeverOpens(t *testing.T) {
+	c := config.Default()
+	c.Root = t.TempDir()
+	c.Edge.Enabled, c.Edge.Orchestrator, c.Edge.Wasm.Enabled = true, true, false
+	c.Broker.Address, c.Orchestrator.Address = "127.0.0.1:0", "127.0.0.1:0"
+	if err := c.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&text, nil))
+	waits := make(chan struct{})
+	door, err := Open(c, Services{
+		Connections: connlimit.NewGroup(log), Logger: log, Health: health.NewBoard(log),
+		PrivateDir: func(dir string) error { return os.MkdirAll(dir, 0o700) },
+		HoldDir: func(ctx context.Context, _ string) (io.Closer, error) {
+			close(waits)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-waits
+	if err := door.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if strings.Contains(text.String(), "not closed properly") {
+		t.Errorf("the log warns about an orchestrator that never opened:\n%s", text.String())
+	}
+}
+
+// TestHostedOrchestratorUsesTheEdgesBroker: without orchestrator.broker, the orchestrator in the daemon connects to the
+// edge's broker as the edge's user.
+func TestHostedOrchestratorUsesTheEdgesBroker(t *testing.T) {
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hub, err := broker.New(broker.Config{
+		Address: "127.0.0.1:0", Users: []broker.User{{Name: "node", PasswordFile: password, Realms: []string{"realm"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { hub.Close(context.Background()) })
+	c := config.Default()
+	c.Root = t.TempDir()
+	c.Edge.Enabled, c.Edge.Orchestrator, c.Edge.Wasm.Enabled = true, true, false
+	c.Edge.Broker, c.Edge.User, c.Edge.PasswordFile = hub.URL(), "node", password
+	c.Orchestrator.Address, c.Orchestrator.Root = "127.0.0.1:0", t.TempDir()
+	if err := c.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	door, err := Open(c, Services{
+		Connections: connlimit.NewGroup(log), Logger: log, Health: health.NewBoard(log),
+		PrivateDir: func(dir string) error { return os.MkdirAll(dir, 0o700) },
+		HoldDir:    func(context.Context, string) (io.Closer, error) { return closer(func() {}), nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { door.Close() })
+	until.Holds(t, "manager and orchestrator are connected to the edge's broker", func() bool { return hub.Stats().Clients == 2 })
 }
 
 type closer func()

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,10 +35,17 @@ type Orchestrator struct {
 	broker       broker.Broker      // nil unless it belongs to this orchestrator
 }
 
-// OpenOrchestrator opens an orchestrator. Its record is in the directory orchestrator.root, which must exist. Its REST
-// interface also serves the metrics of the given collectors.
-func OpenOrchestrator(ctx context.Context, c *config.Config, s Services, collectors ...prometheus.Collector) (_ *Orchestrator, err error) {
-	settings, log := c.Orchestrator, s.Logger.With("part", "orchestrator")
+// OpenOrchestrator opens an orchestrator outside a daemon. Its record is in the directory orchestrator.root, which must
+// exist. Its REST interface also serves the metrics of the given collectors.
+func OpenOrchestrator(ctx context.Context, c *config.Config, s Services, collectors ...prometheus.Collector) (*Orchestrator, error) {
+	settings := c.Orchestrator
+	settings.Broker = cmp.Or(settings.Broker, config.DefaultBroker)
+	return openOrchestrator(ctx, c, settings, s, collectors...)
+}
+
+// openOrchestrator opens an orchestrator with these settings instead of those in c.Orchestrator.
+func openOrchestrator(ctx context.Context, c *config.Config, settings config.Orchestrator, s Services, collectors ...prometheus.Collector) (_ *Orchestrator, err error) {
+	log := s.Logger.With("part", "orchestrator")
 	client, b, err := s.connect(c, brokerSettings{
 		section: "orchestrator", url: settings.Broker, user: settings.User, passwordFile: settings.PasswordFile, ca: settings.CA,
 		cert: settings.Certificate, key: settings.Key, protocol: settings.Protocol, store: filepath.Join(settings.Root, "broker.db"),
@@ -98,8 +106,7 @@ func (o *Orchestrator) closeServers() error {
 func (d *Door) orchestrate() {
 	for d.life.Err() == nil {
 		err := d.runOrchestrator()
-		if d.life.Err() != nil && err != nil {
-			d.log.Warn("the orchestrator has not closed properly", "err", err)
+		if d.life.Err() != nil {
 			return
 		}
 		d.reportOrchestrator(err)
@@ -124,11 +131,15 @@ func (d *Door) runOrchestrator() (err error) {
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	s := d.services
 	s.running = d.broker
-	o, err := OpenOrchestrator(d.life, d.config, s)
+	o, err := openOrchestrator(d.life, d.config, d.config.Orchestrator.ForDaemon(&d.config.Edge), s)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, o.Close()) }()
+	defer func() {
+		if err = errors.Join(err, o.Close()); err != nil && d.life.Err() != nil {
+			d.log.Warn("the orchestrator has not closed properly", "err", err)
+		}
+	}()
 	d.reportOrchestrator(nil)
 	d.log.Info("the orchestrator is open", "broker", o.BrokerURL, "address", d.config.Orchestrator.Address)
 	return o.Serve(d.life)
