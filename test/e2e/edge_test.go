@@ -72,6 +72,7 @@ func TestEdgeHosted(t *testing.T) {
 	n.joined("app/in", "app/out", "relay")
 	d.Stop()
 	d.Start()
+	o.WaitRuntime("wasm", "A")
 	o.MustEdge("stop", module)
 	o.WaitModule(module, "D")
 }

@@ -140,7 +140,7 @@ func HostOrchestrator(t testing.TB, broker string) (*Orchestrator, Option) {
 	rest := FreeAddress(t)
 	return &Orchestrator{process: process{t: t}, REST: "http://" + rest, Broker: "mqtt://" + broker}, func(d *Daemon) {
 		for key, value := range map[string]any{
-			"edge.orchestrator": true, "orchestrator.broker": "mqtt://" + broker, "orchestrator.address": rest,
+			"edge.orchestrator": true, "orchestrator.address": rest,
 			"orchestrator.root": filepath.Join(t.TempDir(), "orchestrator"), "orchestrator.keepalive_interval": "2s",
 		} {
 			set(d.config, key, value)
