@@ -279,3 +279,23 @@ func TestE2WhatComesWhileItIsAway(t *testing.T) {
 		})
 	}
 }
+
+// TestOrderAfterQuiet: an order is confirmed even if the orchestrator had stopped to look for acknowledgements because no
+// order was open.
+func TestOrderAfterQuiet(t *testing.T) {
+	t.Parallel()
+	url := embedded(t)
+	o := serve(t, url, 5, filepath.Join(t.TempDir(), "record"))
+	defer stop(t, o)
+	client := connect(t, mqtt.Config{URL: url}, "realm/proc/control/+")
+	client.say("realm/proc/reg/m", envelope("create", `{"type":"manager","uuid":"m"}`))
+	client.say("realm/proc/reg/r", envelope("create", `{"type":"runtime","uuid":"r","parent":"m","max_nmodules":2}`))
+	for _, uuid := range []string{"a", "b"} {
+		time.Sleep(4 * orderTick)
+		client.say("realm/proc/control", envelope("create", `{"type":"module","uuid":"`+uuid+`","parent":"r"}`))
+		eventually(t, "the order for "+uuid+" is confirmed", func() bool {
+			m := o.state.get(key{Module, uuid})
+			return m != nil && m.Status == Alive && !m.Unconfirmed
+		})
+	}
+}
