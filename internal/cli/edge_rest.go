@@ -122,7 +122,7 @@ func (o *edgeOptions) get(ctx context.Context, path string, into any) error {
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return fmt.Errorf("no orchestrator answers at %s: start one with `tripod orchestrator`, or name it with --orchestrator (%v): %w", o.orchestrator, err, errdefs.ErrUnavailable)
+		return fmt.Errorf("no orchestrator answers at %s: start one with `tripod orchestrator` or with edge.orchestrator in a daemon, or name it with --orchestrator (%v): %w", o.orchestrator, err, errdefs.ErrUnavailable)
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(response.Body, 64<<20))

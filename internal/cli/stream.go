@@ -315,6 +315,7 @@ func (a *App) portForwardCommand() *cobra.Command {
 	}
 	c.Flags().StringSliceVar(&address, "address", []string{"localhost"}, "local addresses to listen on")
 	c.Flags().BoolVar(&stdio, "stdio", false, "connect standard input and output to one port, for the ProxyCommand of ssh")
+	c.MarkFlagsMutuallyExclusive("stdio", "address")
 	return c
 }
 
