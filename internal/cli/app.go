@@ -34,6 +34,9 @@ type App struct {
 	timeout  time.Duration
 	format   string
 	quiet    bool
+
+	// exec is unix.Exec if nil. The new program has the process's own streams, whatever Stdin, Stdout and Stderr are.
+	exec func(program string, args, env []string) error
 }
 
 // ExitError ends the program with a specific exit code, such as the exit code of the program that `tripod exec` ran.

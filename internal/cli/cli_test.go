@@ -133,11 +133,15 @@ func runCommand(t *testing.T, args ...string) (string, error) {
 
 // runCommandIn runs a command of the package, whose two outputs are one.
 func runCommandIn(ctx context.Context, out *bytes.Buffer, args ...string) error {
-	app := &App{Stdout: out, Stderr: out}
+	return runApp(ctx, &App{Stdout: out, Stderr: out}, args...)
+}
+
+// runApp runs a command of the package with these streams.
+func runApp(ctx context.Context, app *App, args ...string) error {
 	root := &cobra.Command{Use: "tripod", SilenceErrors: true, SilenceUsage: true}
 	root.AddGroup(&cobra.Group{ID: Group})
 	root.AddCommand(app.Commands()...)
-	root.SetOut(out)
+	root.SetOut(app.Stdout)
 	root.SetErr(io.Discard)
 	root.SetArgs(args)
 	return root.ExecuteContext(ctx)

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
@@ -154,25 +153,30 @@ func (o *sshOptions) arguments(pod, known string) []string {
 	return append(args, "--")
 }
 
-// ssh runs ssh until it ends. An ExitError has its exit code.
+// ssh replaces this process with ssh, which so has our terminal to itself: a shell that waits for us sees that ssh has
+// stopped (~^Z), and its exit code or signal is ours.
 func (a *App) ssh(ctx context.Context, pod string, args []string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	c := exec.CommandContext(ctx, "ssh", args...)
-	c.Stdin, c.Stdout, c.Stderr = a.Stdin, a.Stdout, a.Stderr
-	c.Env = append(os.Environ(), sshProgram+"="+self, sshPod+"="+pod, EndpointVariable+"="+a.endpoint)
-	c.Cancel = func() error { return c.Process.Signal(unix.SIGTERM) } // so that ssh restores the terminal
-	err = c.Run()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
-			return &ExitError{Code: 128 + int(status.Signal())}
-		}
-		return &ExitError{Code: exit.ExitCode()}
-	}
+	program, err := exec.LookPath("ssh")
 	if errors.Is(err, exec.ErrNotFound) {
 		return fmt.Errorf("there is no program ssh in PATH; it is in the package openssh-client (Debian) or openssh-clients (Fedora): %w", errdefs.ErrUnavailable)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	run := a.exec
+	if run == nil {
+		run = unix.Exec
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	c := exec.Cmd{Env: append(os.Environ(), sshProgram+"="+self, sshPod+"="+pod, EndpointVariable+"="+a.endpoint)}
+	if err := run(program, append([]string{"ssh"}, args...), c.Environ()); err != nil { // each variable once: ssh would take the first
+		return fmt.Errorf("run %s: %w", program, err)
+	}
+	return nil
 }

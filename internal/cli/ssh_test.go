@@ -2,7 +2,10 @@ package cli
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -50,25 +53,58 @@ func servePod(t *testing.T, script string) (pod *podRuntime, keys string) {
 	return pod, filepath.Join(cache, "tripod", "known_hosts")
 }
 
-// TestSSHCommandLine checks the arguments of ssh, and that its exit code is ours.
+// TestSSHCommandLine checks the arguments and the environment of ssh.
 func TestSSHCommandLine(t *testing.T) {
-	_, keys := servePod(t, `printf '%s\n' "$@" "$TRIPOD_SSH_PROGRAM" "$TRIPOD_SSH_POD" "$CONTAINER_RUNTIME_ENDPOINT"; exit 7`)
+	_, keys := servePod(t, "exit 1")
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := runCommand(t, "ssh", "web", "-l", "me", "-p", "2222", "--identity", "key file", "--", "ls", "-l", "a b")
+	endpoint := os.Getenv(EndpointVariable)
+	t.Setenv(EndpointVariable, "unix:///another")
+	var args, env []string
+	ssh := func(words ...string) {
+		t.Helper()
+		app := &App{Stdout: io.Discard, Stderr: io.Discard, exec: func(_ string, a, e []string) error { args, env = a, e; return nil }}
+		if err := runApp(t.Context(), app, append([]string{"ssh", "--endpoint", endpoint, "web"}, words...)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ssh("-l", "me", "-p", "2222", "--identity", "key file", "--", "ls", "-l", "a b")
 	want := []string{
-		"-o", `ProxyCommand="$TRIPOD_SSH_PROGRAM" port-forward --stdio "$TRIPOD_SSH_POD" %p`, "-o", "ControlPath=none", "-o", "HostKeyAlias=p",
+		"ssh", "-o", `ProxyCommand="$TRIPOD_SSH_PROGRAM" port-forward --stdio "$TRIPOD_SSH_POD" %p`, "-o", "ControlPath=none", "-o", "HostKeyAlias=p",
 		"-o", "StrictHostKeyChecking=accept-new",
 		"-o", `UserKnownHostsFile="` + strings.NewReplacer(`"`, `\"`, "%", "%%").Replace(onlyDirectory(t, keys)) + `/p-%p"`, "-l", "me", "-p", "2222", "-i", "key file",
-		"--", "web", "ls", "-l", "a b", self, "p", os.Getenv(EndpointVariable),
+		"--", "web", "ls", "-l", "a b",
 	}
-	if got := strings.Split(strings.TrimSuffix(out, "\n"), "\n"); ExitCode(err) != 7 || !slices.Equal(got, want) {
-		t.Errorf("ssh: got exit code %d (%v) and\n%q, want 7 and\n%q", ExitCode(err), err, got, want)
+	if !slices.Equal(args, want) {
+		t.Errorf("ssh: got\n%q, want\n%q", args, want)
 	}
-	if out, err := runCommand(t, "ssh", "web"); ExitCode(err) != 7 || strings.Contains(out, "-p\n") {
-		t.Errorf("ssh without a port: got exit code %d (%v) and %q, want 7 and no -p, so that ssh's configuration applies", ExitCode(err), err, out)
+	for name, value := range map[string]string{"TRIPOD_SSH_PROGRAM": self, "TRIPOD_SSH_POD": "p", EndpointVariable: endpoint} {
+		set := slices.DeleteFunc(slices.Clone(env), func(v string) bool { return !strings.HasPrefix(v, name+"=") })
+		if !slices.Equal(set, []string{name + "=" + value}) {
+			t.Errorf("environment of ssh: got %q, want %s=%s once", set, name, value)
+		}
+	}
+	ssh()
+	if slices.Contains(args, "-p") {
+		t.Errorf("ssh without a port: got %q, want no -p, so that ssh's configuration applies", args)
+	}
+}
+
+// TestSSHReplacesProcess: a shell waits for ssh itself, so it sees that the user has stopped ssh (~^Z).
+func TestSSHReplacesProcess(t *testing.T) {
+	const child = "TRIPOD_TEST_SSH"
+	if os.Getenv(child) != "" {
+		err := runApp(t.Context(), &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}, "ssh", "web")
+		t.Fatalf("the process was not replaced: %v", err)
+	}
+	servePod(t, `echo "$$"; exit 7`)
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSSHReplacesProcess$")
+	c.Env = append(os.Environ(), child+"=1")
+	out, err := c.Output()
+	if c.ProcessState.ExitCode() != 7 || string(out) != fmt.Sprintln(c.Process.Pid) {
+		t.Errorf("ssh: got %q, %v, want the process ID %d and exit code 7", out, err, c.Process.Pid)
 	}
 }
 
@@ -118,13 +154,6 @@ func TestSSHRemovesKeys(t *testing.T) {
 	left("p-22", "p-22.old", "p-2222")
 }
 
-func TestSSHIsKilled(t *testing.T) {
-	servePod(t, "kill -TERM $$")
-	if _, err := runCommand(t, "ssh", "web"); ExitCode(err) != 143 {
-		t.Errorf("ssh that a signal has ended: got exit code %d (%v), want 143", ExitCode(err), err)
-	}
-}
-
 func TestSSHRefuses(t *testing.T) {
 	pod, _ := servePod(t, "")
 	for _, args := range [][]string{{"ssh"}, {"ssh", "web", "ls"}, {"ssh", "--", "web"}, {"ssh", "web", "api", "--", "ls"}} {
@@ -145,5 +174,13 @@ func TestSSHRefuses(t *testing.T) {
 	pod.state = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 	if _, err := runCommand(t, "ssh", "web"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "pod web is not running: it has been stopped") {
 		t.Errorf("stopped: got %v, want ErrFailedPrecondition", err)
+	}
+}
+
+// TestPortForwardRefuses: with --stdio there is nothing to listen on.
+func TestPortForwardRefuses(t *testing.T) {
+	serveRuntime(t, &podRuntime{})
+	if _, err := runCommand(t, "port-forward", "--stdio", "--address", "0.0.0.0", "web", "22"); err == nil || !strings.Contains(err.Error(), "[address stdio]") {
+		t.Errorf("--stdio with --address: got %v, want an error that names both", err)
 	}
 }
