@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/process"
 )
 
 // The process is idle if it used less than 5 % of one CPU during an interval. On a fast machine it needs a fiftieth of that.
@@ -29,19 +30,24 @@ const (
 // idle and twice as large as right after the last time. So memory that the process uses even when idle stays.
 func Watch(ctx context.Context, log *slog.Logger) {
 	var used time.Duration
-	least := 0
+	var least int64
 	go guard.Every(ctx, log, "idle memory", interval, func() {
 		before := used
 		used = cpuTime()
-		if used-before >= quiet || resident() <= 2*least {
+		held, err := process.Resident()
+		if err != nil || !due(used-before, held, least) {
 			return
 		}
 		if err := Release(); err != nil {
 			log.Warn("cannot give back memory of the program's file", "err", err)
 		}
-		least = resident()
+		least, _ = process.Resident()
 	})()
 }
+
+// due reports whether a process that has used this CPU time during an interval is to give memory back. held is the size
+// of its resident set in bytes, and least the size right after the last time, or 0.
+func due(used time.Duration, held, least int64) bool { return used < quiet && held > 2*least }
 
 // Release gives back the free heap and the unmodified pages of the program's file. Pages that are used again are mapped
 // from the system's page cache, 16 or more at a time, in a microsecond.
@@ -85,15 +91,6 @@ func unmap(file string) error {
 		}
 	}
 	return nil
-}
-
-// resident returns the size of the resident set in pages (proc_pid_statm(5)), or 0 if it cannot be read.
-func resident() (pages int) {
-	statm, err := os.ReadFile("/proc/self/statm")
-	if err == nil {
-		_, _ = fmt.Sscanf(string(statm), "%d %d", new(int), &pages)
-	}
-	return pages
 }
 
 func cpuTime() time.Duration {

@@ -7,10 +7,34 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
+
+// TestDue: memory is given back in the first idle interval, and then when it has more than doubled.
+func TestDue(t *testing.T) {
+	const mib = 1 << 20
+	for _, c := range []struct {
+		name        string
+		used        time.Duration
+		held, least int64
+		want        bool
+	}{
+		{"first idle interval", 0, 10 * mib, 0, true},
+		{"almost busy", quiet - 1, 10 * mib, 0, true},
+		{"busy", quiet, 10 * mib, 0, false},
+		{"as large as after the last time", 0, 10 * mib, 10 * mib, false},
+		{"twice as large", 0, 20 * mib, 10 * mib, false},
+		{"more than twice as large", 0, 20*mib + 1, 10 * mib, true},
+		{"more than twice as large, but busy", quiet, 40 * mib, 10 * mib, false},
+	} {
+		if got := due(c.used, c.held, c.least); got != c.want {
+			t.Errorf("%s: due = %t, want %t", c.name, got, c.want)
+		}
+	}
+}
 
 // TestRelease gives back memory of the running program.
 func TestRelease(t *testing.T) {

@@ -6,5 +6,5 @@
 //	Adopt(ID) ◄─────┘         after a restart of the daemon: the same process, or errdefs.ErrNotFound
 //
 // For callers that start processes, the package also finds our programs, provides a thread to start them from, and
-// reads the end of their logs. It must not know the purpose of the processes.
+// reads the end of their logs. Resident is about this process. The package must not know the purpose of the processes.
 package process

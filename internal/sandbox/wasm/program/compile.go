@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/worker"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -100,26 +100,12 @@ func limit(cpu time.Duration, memory int64) error {
 	}()
 	go func() {
 		for range time.Tick(5 * time.Millisecond) { // no event reports memory use
-			if held, err := residentBytes(); err == nil && held > memory {
+			if held, err := process.Resident(); err == nil && held > memory {
 				os.Exit(complain(fmt.Errorf("compilation needs more than %d bytes of memory: %w", memory, errLimit), workerapi.CompileLimit))
 			}
 		}
 	}()
 	return nil
-}
-
-// residentBytes returns the process's resident memory in bytes (proc_pid_statm(5)).
-func residentBytes() (int64, error) {
-	statm, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(statm))
-	if len(fields) < 2 {
-		return 0, errors.New("/proc/self/statm has too few fields")
-	}
-	pages, err := strconv.ParseInt(fields[1], 10, 64)
-	return pages * int64(os.Getpagesize()), err
 }
 
 // oneLine replaces each run of white space, including line breaks, with a single space.
