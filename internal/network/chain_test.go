@@ -55,8 +55,6 @@ func TestFindChain(t *testing.T) {
 	}
 }
 
-// TestPluginsInFolder checks that a chain includes the plugins in the folder beside a list (since CNI 1.1.0), because
-// records need them.
 // TestFindChainAgain checks that the embedded default is made again only if its settings differ, and never instead of a file.
 func TestFindChainAgain(t *testing.T) {
 	dir, def := t.TempDir(), DefaultNetwork{Bridge: "b0", SubnetV4: DefaultSubnetV4, MTU: 1500}
@@ -91,6 +89,8 @@ func TestFindChainAgain(t *testing.T) {
 	}
 }
 
+// TestPluginsInFolder checks that a chain includes the plugins in the folder beside a list (since CNI 1.1.0), because
+// records need them.
 func TestPluginsInFolder(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "net"), 0o755); err != nil {

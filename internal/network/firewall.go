@@ -204,7 +204,8 @@ func (m *Manager) watchFirewall() {
 		}
 		start := time.Now()
 		now := rulesetGeneration()
-		if now == seen && !m.firewall.newChain.Swap(false) && start.Sub(last) < m.firewall.uncountedInterval() {
+		newChain := m.firewall.newChain.Swap(false) // before the rules are read
+		if now == seen && !newChain && start.Sub(last) < m.firewall.uncountedInterval(iptables.HasLegacy) {
 			continue
 		}
 		seen, last = now, start
@@ -217,11 +218,11 @@ func (m *Manager) watchFirewall() {
 
 // uncountedInterval returns the time between reads of the rules if nftables counts no change: tables of iptables-legacy have
 // no count. As long as no pod has had rules and nothing is wrong, only the verdict on other programs' rules can become old.
-func (f *firewall) uncountedInterval() time.Duration {
+func (f *firewall) uncountedInterval(hasLegacy func(iptables.Family) bool) time.Duration {
 	switch {
 	case !f.used() && f.failure.Load().error() == nil && f.blocked.Load().error() == nil:
 		return firewallUnused
-	case iptables.HasLegacy(iptables.V4) || iptables.HasLegacy(iptables.V6):
+	case hasLegacy(iptables.V4) || hasLegacy(iptables.V6):
 		return firewallSlowly
 	}
 	return refreshInterval

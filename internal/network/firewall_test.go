@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -403,6 +405,36 @@ func TestForwardingComesAfterKubeProxy(t *testing.T) {
 		lines := forward.missing(iptables.Table{Rules: map[string][]string{"FORWARD": rules}})
 		if got := lines[len(lines)-1]; !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "-j "+forward.name) {
 			t.Errorf("beside %q: got %q, want %s…", rules, got, want)
+		}
+	}
+}
+
+// TestUncountedInterval checks how often rules are read whose changes nftables does not count.
+func TestUncountedInterval(t *testing.T) {
+	subnet := netip.MustParsePrefix("10.88.0.0/16")
+	wrong := &verdict{err: errors.New("no rules")}
+	for _, c := range []struct {
+		name   string
+		state  func(f *firewall)
+		legacy []iptables.Family // the families with tables of iptables-legacy
+		want   time.Duration
+	}{
+		{"no pod", func(*firewall) {}, nil, firewallUnused},
+		{"no pod, legacy tables", func(*firewall) {}, []iptables.Family{iptables.V4}, firewallUnused},
+		{"a pod", func(f *firewall) { f.subnets.Store(subnet, true) }, nil, refreshInterval},
+		{"a pod whose chains are missing", func(f *firewall) { f.subnets.Store(subnet, false) }, nil, refreshInterval},
+		{"a pod, legacy tables", func(f *firewall) { f.subnets.Store(subnet, true) }, []iptables.Family{iptables.V4}, firewallSlowly},
+		{"a pod, legacy tables of IPv6", func(f *firewall) { f.subnets.Store(subnet, true) }, []iptables.Family{iptables.V6}, firewallSlowly},
+		{"only host ports", func(f *firewall) { f.ports.Store("pod", &portRules{}) }, nil, refreshInterval},
+		{"no host ports any more", func(f *firewall) { f.ports.Store("pod", &portRules{}); f.ports.Delete("pod") }, nil, firewallUnused},
+		{"cannot masquerade", func(f *firewall) { f.failure.Store(wrong) }, nil, refreshInterval},
+		{"does not forward", func(f *firewall) { f.blocked.Store(wrong) }, nil, refreshInterval},
+		{"a verdict without an error", func(f *firewall) { f.failure.Store(&verdict{}); f.blocked.Store(&verdict{}) }, nil, firewallUnused},
+	} {
+		f := &firewall{}
+		c.state(f)
+		if got := f.uncountedInterval(func(family iptables.Family) bool { return slices.Contains(c.legacy, family) }); got != c.want {
+			t.Errorf("%s: got %s, want %s", c.name, got, c.want)
 		}
 	}
 }
