@@ -175,6 +175,25 @@ func TestRefusedUEFIWritesNothing(t *testing.T) {
 	}
 }
 
+// TestUEFIFoundOnce: the firmware that allowed the copy to the pod's block device is that of the machine.
+func TestUEFIFoundOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "device")
+	if err := os.WriteFile(file, make([]byte, 8<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	r := newRig(t, withUEFI(t), func(c *settings) {
+		find := c.UEFI
+		c.UEFI = func() (firmware.UEFI, error) { found++; return find() }
+	})
+	p := r.pod("device")
+	c := r.container(p, "disk-uefi")
+	c.Config.Devices = []*runtimeapi.Device{{HostPath: loopdev.Attach(t, file), ContainerPath: "/", Permissions: "mrw"}}
+	if _, err := r.CreateContainer(r.ctx(), p, c); err != nil || found != 1 {
+		t.Errorf("CreateContainer has searched for the firmware %d times (error %v), want once", found, err)
+	}
+}
+
 // TestV5NoBootableDeviceUEFI: a machine whose UEFI firmware waits in its shell is killed, with the firmware's output in
 // status and log.
 func TestV5NoBootableDeviceUEFI(t *testing.T) {

@@ -47,6 +47,8 @@ type plan struct {
 	interfaces []tap.Interface
 	volumes    volumes
 	warnings   []string
+	// firmware is the node's UEFI firmware, once findUEFI has found it.
+	firmware *firmware.UEFI
 	// uefi is the flash memory of a machine that boots by UEFI.
 	uefi       *machine.UEFI
 	unbootable string // see state.Unbootable
@@ -252,8 +254,7 @@ func (b *Backend) checkFirmware(o *plan) error {
 			return err
 		}
 	}
-	_, err := b.findUEFI(o)
-	return err
+	return b.findUEFI(o)
 }
 
 // chooseFirmware makes the flash memory of a machine whose root disk or CD-ROM boots by UEFI. For a machine with a BIOS,
@@ -291,11 +292,10 @@ func (o *plan) inspectBoot() (uefiOnly bool, unbootable string, err error) {
 
 // makeFlash sets o.uefi, and makes the machine's own copy of the firmware's variables.
 func (b *Backend) makeFlash(o *plan) error {
-	found, err := b.findUEFI(o)
-	if err != nil {
+	if err := b.findUEFI(o); err != nil {
 		return err
 	}
-	vars, err := os.ReadFile(found.Vars)
+	vars, err := os.ReadFile(o.firmware.Vars)
 	if err != nil {
 		return fmt.Errorf("read the template of the UEFI variables: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
@@ -303,19 +303,24 @@ func (b *Backend) makeFlash(o *plan) error {
 	if err := os.WriteFile(file, vars, 0o600); err != nil {
 		return sandbox.DiskError(fmt.Errorf("write the UEFI variables: %w", err))
 	}
-	o.uefi = &machine.UEFI{Code: machine.File{Path: found.Code}, Vars: machine.File{Path: file}}
+	o.uefi = &machine.UEFI{Code: machine.File{Path: o.firmware.Code}, Vars: machine.File{Path: file}}
 	return nil
 }
 
-// findUEFI returns the node's UEFI firmware, if the machine has enough memory for it.
-func (b *Backend) findUEFI(o *plan) (found firmware.UEFI, err error) {
+// findUEFI sets o.firmware, if the machine has enough memory for it.
+func (b *Backend) findUEFI(o *plan) error {
+	if o.firmware != nil {
+		return nil
+	}
 	if err := checkUEFIMemory(b.memory(sandbox.Resources(o.pod, o.container))); err != nil {
-		return found, err
+		return err
 	}
-	if found, err = b.cfg.UEFI(); err != nil {
-		return found, fmt.Errorf("the machine boots by UEFI: %w", err)
+	found, err := b.cfg.UEFI()
+	if err != nil {
+		return fmt.Errorf("the machine boots by UEFI: %w", err)
 	}
-	return found, nil
+	o.firmware = &found
+	return nil
 }
 
 // openRoot opens the root disk for reading. Reads return the content that the guest will see.

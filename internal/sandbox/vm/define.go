@@ -105,7 +105,7 @@ func (b *Backend) memory(res *runtimeapi.LinuxContainerResources) uint64 {
 // checkUEFIMemory refuses a guest's RAM in bytes if it is too little for UEFI.
 func checkUEFIMemory(memory uint64) error {
 	if memory < minUEFIMemory {
-		return fields.Invalid("linux.resources.memory_limit_in_bytes", "the machine boots by UEFI, which needs %d bytes of memory, but the machine has %d", minUEFIMemory, memory)
+		return fields.Invalid("linux.resources.memory_limit_in_bytes", "the machine boots by UEFI, which needs %d bytes of memory, but has %d from this limit or, without a limit, from vm.default_memory", minUEFIMemory, memory)
 	}
 	return nil
 }
