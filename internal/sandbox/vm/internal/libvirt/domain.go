@@ -196,7 +196,7 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 	}
 	if def.VNC {
 		list.Videos[0].Model = libvirtxml.DomainVideoModel{Type: "vga"}
-		list.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{Socket: d.layout.placeholder(def.Name, vncName) + "/vnc.sock"}}}
+		list.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{Socket: d.layout.placeholder(def.Name, vncName) + "/" + machine.VNCName}}}
 	}
 	counts := map[machine.Bus]int{}
 	for i, disk := range def.Disks {

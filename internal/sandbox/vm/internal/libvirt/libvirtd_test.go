@@ -164,7 +164,7 @@ func TestShares(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(d.Shares[1].Path, "new"))
 	console.Type("%s", machinetest.MapOwners("mapped"))
 	machinetest.CheckMapped(t, d, mapped)
-	conn, err := unixsocket.Dial(t.Context(), filepath.Join(d.Dir, "vnc", "vnc.sock"))
+	conn, err := unixsocket.Dial(t.Context(), filepath.Join(d.Dir, machine.VNCSocket))
 	require.NoError(t, err)
 	hello := make([]byte, 12)
 	_, err = conn.Read(hello)

@@ -178,8 +178,9 @@ const (
 	AgentSocket = "agent.sock"
 	// QGASocket is the socket of the QEMU guest agent's virtio-serial port, org.qemu.guest_agent.0.
 	QGASocket = "qga.sock"
-	// VNCSocket is the socket of the VNC server. The hypervisor makes it, so its user owns the directory VNCDir.
-	VNCDir, VNCSocket = "vnc", VNCDir + "/vnc.sock"
+	// VNCSocket is the socket of the VNC server, VNCName in VNCDir. The hypervisor makes it, so its user owns the directory.
+	VNCDir, VNCName = "vnc", "vnc.sock"
+	VNCSocket       = VNCDir + "/" + VNCName
 )
 
 // SessionSockets are the sockets of the virtio-serial ports wire.SessionPortNames. A client locks a socket's lock file

@@ -96,7 +96,7 @@ func build(d machine.Definition, s hostSetup) command {
 	}
 	if d.VNC {
 		dir := c.inherit(inherited{Kind: kindOwnedDir, Path: filepath.Join(d.Dir, machine.VNCDir)})
-		c.add("-device", "VGA", "-vnc", fmt.Sprintf("unix:/proc/self/fd/%d/vnc.sock", dir))
+		c.add("-device", "VGA", "-vnc", fmt.Sprintf("unix:/proc/self/fd/%d/%s", dir, machine.VNCName))
 	}
 	return c
 }
