@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"encoding/binary"
-	"hash/crc32"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/harness/cdimage"
+	"github.com/tripod-run/tripod/test/harness/gptdisk"
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
@@ -34,20 +34,6 @@ func partition(disk []byte, kind byte, first, sectors uint32) []byte {
 	disk[450] = kind
 	binary.LittleEndian.PutUint32(disk[454:], first)
 	binary.LittleEndian.PutUint32(disk[458:], sectors)
-	return disk
-}
-
-// uefiOnly returns a disk with a GUID partition table, an EFI system partition and no boot code, as UEFI installers
-// create it.
-func uefiOnly() []byte {
-	disk := partition(bootable(), 0xee, 1, 2047)
-	clear(disk[:440])
-	header, entry := disk[512:][:92], disk[1024:][:128]
-	copy(header, "EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00")
-	copy(entry, []byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b})
-	header[72], header[80], header[84] = 2, 1, 128 // the table's sector, its entries, their size
-	binary.LittleEndian.PutUint32(header[88:], crc32.ChecksumIEEE(entry))
-	binary.LittleEndian.PutUint32(header[16:], crc32.ChecksumIEEE(header))
 	return disk
 }
 
@@ -111,7 +97,7 @@ var emptyDisk = unbootable{make([]byte, 1<<20), "not a bootable disk", "Booting 
 // does one with a CD-ROM that does not boot.
 func TestV5NoBootableDevice(t *testing.T) {
 	images := map[string]unbootable{
-		"zeros.raw": emptyDisk, "uefi.raw": {uefiOnly(), "failed to load Boot0001", "BdsDxe: failed to load"},
+		"zeros.raw": emptyDisk, "uefi.raw": {gptdisk.Build(nil), "failed to load Boot0001", "BdsDxe: failed to load"},
 		"files.iso": {cdimage.Build(false, nil), "Could not read from CDROM", "Booting from DVD/CD..."},
 	}
 	disks := map[string][]byte{}

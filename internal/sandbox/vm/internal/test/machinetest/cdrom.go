@@ -7,11 +7,12 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/test/harness/cdimage"
+	"github.com/tripod-run/tripod/test/harness/gptdisk"
 )
 
 // bootsFromCD checks that the machine boots a CD-ROM, by BIOS and by UEFI, and its disk if the CD-ROM does not boot.
 func bootsFromCD(t *testing.T, s Subject) {
-	both, empty := cdimage.Build(true, uefiFiles(uefiProgram())), make([]byte, uefiSize)
+	both, empty := cdimage.Build(true, uefiFiles(uefiProgram())), make([]byte, gptdisk.Size)
 	for name, c := range map[string]struct {
 		cd, disk []byte
 		uefi     bool

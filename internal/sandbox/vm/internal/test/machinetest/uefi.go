@@ -3,7 +3,6 @@ package machinetest
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/test/harness/gptdisk"
 )
 
 // uefiText is what uefiCode prints.
@@ -48,10 +48,8 @@ var uefiCode = slices.Concat(
 
 const (
 	uefiSector = 512
-	// uefiSize is the size of a disk for UEFI. The EFI system partition has uefiPartition sectors from uefiFirst on, one
-	// MiB. The rest of the disk has the partition tables.
-	uefiSize                 = 2 << 20
-	uefiFirst, uefiPartition = 1024, 2048
+	// uefiPartition is the size of the EFI system partition in sectors.
+	uefiPartition = gptdisk.PartitionSize / uefiSector
 )
 
 // bootsByUEFI checks that the machine boots a disk for UEFI, that the firmware keeps its variables in the machine's own
@@ -82,7 +80,7 @@ func bootsByUEFI(t *testing.T, s Subject) {
 
 // noBootByUEFI checks that the console of a machine with an empty disk shows that UEFI finds nothing to boot.
 func noBootByUEFI(t *testing.T, s Subject) {
-	l, d := s.Begin(t), s.uefiDefinition(t, make([]byte, uefiSize))
+	l, d := s.Begin(t), s.uefiDefinition(t, make([]byte, gptdisk.Size))
 	defer l.Close()
 	l.mustDefine(t, d)
 	must(t, l.Start(t.Context(), d.Name))
@@ -112,33 +110,7 @@ func (s Subject) uefiDefinition(t *testing.T, disk []byte) machine.Definition {
 }
 
 // uefiDisk returns a raw disk that boots by UEFI only. Its EFI system partition has uefiCode as \EFI\BOOT\BOOTX64.EFI.
-func uefiDisk() []byte {
-	const sectors = uefiSize / uefiSector
-	disk := make([]byte, uefiSize)
-	le := binary.LittleEndian
-	disk[450], disk[510], disk[511] = 0xee, 0x55, 0xaa // the protective partition
-	le.PutUint32(disk[454:], 1)
-	le.PutUint32(disk[458:], sectors-1)
-	table := disk[2*uefiSector:][:128*128]
-	copy(table, []byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b})
-	table[16] = 1 // the partition's GUID
-	le.PutUint64(table[32:], uefiFirst)
-	le.PutUint64(table[40:], uefiFirst+uefiPartition-1)
-	// The last sector has a copy of the header. Both headers name the sector of the other one, and share the table.
-	for _, at := range []uint64{1, sectors - 1} {
-		header := disk[at*uefiSector:][:92]
-		copy(header, "EFI PART\x00\x00\x01\x00\x5c\x00\x00\x00")
-		for offset, value := range map[int]uint64{24: at, 32: sectors - at, 40: 34, 48: sectors - 34, 56: 1, 72: 2} {
-			le.PutUint64(header[offset:], value)
-		}
-		le.PutUint32(header[80:], 128)
-		le.PutUint32(header[84:], 128)
-		le.PutUint32(header[88:], crc32.ChecksumIEEE(table))
-		le.PutUint32(header[16:], crc32.ChecksumIEEE(header))
-	}
-	copy(disk[uefiFirst*uefiSector:], uefiFiles(uefiProgram()))
-	return disk
-}
+func uefiDisk() []byte { return gptdisk.Build(uefiFiles(uefiProgram())) }
 
 // uefiFiles returns a FAT12 file system of uefiPartition sectors with one program. Each cluster is one sector.
 func uefiFiles(program []byte) []byte {
