@@ -15,6 +15,7 @@ packages=(
   qemu-system-x86 qemu-utils            # virtual machines (qemu-img is for the tests)
   ovmf                                  # UEFI for machines
   qemu-system-common                    # virtiofsd, which shares directories with machines
+  erofs-utils                           # mkfs.erofs, which makes disks of images for machines that run containers
   # what the tests run
   openssh-client                        # the program that `tripod ssh` runs
   docker-registry skopeo                # the registry on loopback, and the tool that fills it

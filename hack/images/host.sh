@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=build/images/host
 packages=linux-image-amd64,systemd-sysv,udev,dbus,libpam-systemd,openssh-server,apparmor,iproute2,kmod,procps,util-linux,ca-certificates
 packages+=,crun,runc,conmon,catatonit,containernetworking-plugins,iptables,nftables,conntrack,criu # what a node runs
-packages+=,qemu-system-x86,qemu-system-common # machines, emulated by an emulated machine: they are few and small
+packages+=,qemu-system-x86,qemu-system-common,erofs-utils # machines, emulated by an emulated machine: they are few and small
 packages+=,etcd-server,docker-registry,mosquitto,mosquitto-clients,skopeo,curl,jq,xz-utils,openssl,busybox,strace # what the tests call
 key=$(sha256sum "${BASH_SOURCE[0]}" | cut -d ' ' -f 1)
 [ "$(cat "$out/key" 2>/dev/null)" != "$key" ] || exit 0

@@ -158,17 +158,41 @@ func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.
 
 // openPlainDisk opens the disk of an artifact, decompressed. It rebuilds a damaged decompressed disk.
 func (s *Store) openPlainDisk(ctx context.Context, d *details) (*os.File, error) {
+	return s.openDerived(ctx, d.disk.Digest, func() (ocispec.Descriptor, error) { return s.plainDisk(ctx, d) })
+}
+
+// openDerived opens the blob that derive returns. If it is damaged, openDerived drops it and calls derive again, once,
+// unless the blob is the source from which derive would make it.
+func (s *Store) openDerived(ctx context.Context, source digest.Digest, derive func() (ocispec.Descriptor, error)) (*os.File, error) {
 	for again := false; ; again = true {
-		desc, err := s.plainDisk(ctx, d)
+		desc, err := derive()
 		if err != nil {
 			return nil, err
 		}
 		file, err := s.openVerified(ctx, desc)
-		if corrupt, ok := errors.AsType[*corruptError](err); ok && !again && corrupt.digest != d.disk.Digest {
+		if corrupt, ok := errors.AsType[*corruptError](err); ok && !again && corrupt.digest != source {
 			continue
 		}
 		return file, err
 	}
+}
+
+// derived returns the blob to which a label of a manifest refers. ok is false if the blob has not been made, or was
+// dropped.
+func (s *Store) derived(ctx context.Context, manifest digest.Digest, label, mediaType string) (desc ocispec.Descriptor, ok bool, err error) {
+	labelled, err := s.content.Info(ctx, manifest)
+	if err != nil {
+		return desc, false, err
+	}
+	dgst := digest.Digest(labelled.Labels[label])
+	if dgst == "" {
+		return desc, false, nil
+	}
+	info, err := s.content.Info(ctx, dgst)
+	if errdefs.IsNotFound(err) {
+		return desc, false, nil
+	}
+	return ocispec.Descriptor{MediaType: mediaType, Digest: dgst, Size: info.Size}, err == nil, err
 }
 
 // plainDisk returns the blob with the decompressed disk. The first call makes that blob.
@@ -181,19 +205,11 @@ func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, 
 		return ocispec.Descriptor{}, err
 	}
 	defer s.locks.Unlock(key)
-	manifest, err := s.content.Info(ctx, d.manifest.Digest)
-	if err != nil {
-		return ocispec.Descriptor{}, err
+	desc, ok, err := s.derived(ctx, d.manifest.Digest, labelDisk, diskMediaType(d.disk.format, ""))
+	if ok || err != nil {
+		return desc, err
 	}
-	if dgst := digest.Digest(manifest.Labels[labelDisk]); dgst != "" {
-		info, err := s.content.Info(ctx, dgst)
-		if err == nil {
-			return ocispec.Descriptor{MediaType: diskMediaType(d.disk.format, ""), Digest: dgst, Size: info.Size}, nil
-		} else if !errdefs.IsNotFound(err) {
-			return ocispec.Descriptor{}, err
-		}
-	}
-	desc, err := s.unpackDisk(ctx, d)
+	desc, err = s.unpackDisk(ctx, d)
 	if err != nil {
 		return desc, fmt.Errorf("unpack the disk %s: %w", d.disk.Digest, err)
 	}
@@ -211,8 +227,7 @@ func diskMediaType(format, compression string) string {
 	return mediaType
 }
 
-// unpackDisk decompresses a layer into a blob. A lease keeps the blob until the manifest's label refers to it. After a
-// crash unpackDisk starts over, because the data on disk may be incomplete (fault V4).
+// unpackDisk decompresses a layer into a blob.
 func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descriptor, err error) {
 	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(24*time.Hour))
 	if err != nil {
@@ -220,31 +235,50 @@ func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descri
 	}
 	defer func() { err = errors.Join(err, s.leases.Delete(context.WithoutCancel(ctx), lease)) }()
 	ctx = leases.WithLease(ctx, lease.ID)
-	w, err := s.content.Writer(ctx, content.WithRef("disk-"+d.disk.Digest.String()))
+	return s.derive(ctx, d.manifest.Digest, labelDisk, "disk-"+d.disk.Digest.String(), diskMediaType(d.disk.format, ""), func(w io.Writer) (int64, error) {
+		size, err := s.decompressDisk(ctx, d.disk, w)
+		if err == nil {
+			err = failDiskUnpack.Hit(ctx)
+		}
+		return size, err
+	})
+}
+
+// derive makes a blob of what fill writes, and makes the manifest's label refer to it. Calls with the same ref must not
+// be concurrent. The lease of ctx keeps the blob until the label does. After a crash derive starts over, because the
+// data on disk may be incomplete (fault V4). After an error nothing is left.
+func (s *Store) derive(ctx context.Context, manifest digest.Digest, label, ref, mediaType string, fill func(io.Writer) (int64, error)) (desc ocispec.Descriptor, err error) {
+	w, err := s.content.Writer(ctx, content.WithRef(ref))
 	if err != nil {
 		return desc, err
 	}
-	defer w.Close()
+	defer func() {
+		closeErr := w.Close()
+		if err == nil {
+			return
+		}
+		abortErr := s.content.Abort(context.WithoutCancel(ctx), ref)
+		if errdefs.IsNotFound(abortErr) {
+			abortErr = nil
+		}
+		err = errors.Join(err, closeErr, abortErr)
+	}()
 	if err := w.Truncate(0); err != nil {
 		return desc, err
 	}
 	finder := &holeFinder{w: w}
-	size, err := s.decompressDisk(ctx, d.disk, finder)
-	if err == nil {
-		err = failDiskUnpack.Hit(ctx)
-	}
+	size, err := fill(finder)
 	if err != nil {
 		return desc, err
 	}
-	desc = ocispec.Descriptor{MediaType: diskMediaType(d.disk.format, ""), Digest: w.Digest(), Size: size}
+	desc = ocispec.Descriptor{MediaType: mediaType, Digest: w.Digest(), Size: size}
 	if err := s.commitBlob(ctx, w, desc); err != nil {
 		return desc, err
 	}
 	if err := finder.punch(ctx, s.blobPath(desc.Digest)); err != nil {
 		s.cfg.Logger.WarnContext(ctx, "cannot punch holes in a disk, which now takes more space than necessary", "digest", desc.Digest, "err", err)
 	}
-	_, err = s.content.Update(ctx, content.Info{Digest: d.manifest.Digest, Labels: map[string]string{labelDisk: desc.Digest.String()}},
-		"labels."+labelDisk)
+	_, err = s.content.Update(ctx, content.Info{Digest: manifest, Labels: map[string]string{label: desc.Digest.String()}}, "labels."+label)
 	return desc, err
 }
 

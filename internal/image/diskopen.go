@@ -14,11 +14,21 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// diskPrefix begins the IDs of the leases and snapshots that OpenDisk makes; labelImage is their label with the image's
-// ID.
+// diskPrefix begins the IDs of the leases and snapshots that OpenDisk and OpenRootDisk make; labelImage is their label
+// with the image's ID. The leases of OpenRootDisk also have labelHeldRoot.
 const (
-	diskPrefix = "disk-"
-	labelImage = "tripod.run/image"
+	diskPrefix    = "disk-"
+	labelImage    = "tripod.run/image"
+	labelHeldRoot = "tripod.run/root-disk"
+)
+
+// diskUse is what a key holds of an image: the boot files for a machine, or the root disk.
+type diskUse string
+
+const (
+	useNone    diskUse = ""
+	useMachine diskUse = "boot files"
+	useRoot    diskUse = "root disk"
 )
 
 // DiskFiles are an image's boot files, open for reading.
@@ -45,81 +55,97 @@ func (f *DiskFiles) Close() error {
 }
 
 // OpenDisk opens an image's boot files read-only, and holds the image under key until CloseDisk, even if the image is
-// removed. A repeated call opens the same files. If key holds another image, the error is errdefs.ErrAlreadyExists.
-// Other errors are those of Machine.
+// removed. A repeated call opens the same files. If key holds another image, or a root disk, the error is
+// errdefs.ErrAlreadyExists. Other errors are those of Machine.
 func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*DiskFiles, error) {
+	var files *DiskFiles
+	err := s.openAs(ctx, useMachine, key, imageID, func(ctx context.Context, held string) (err error) {
+		files, err = s.openHeld(ctx, key, held)
+		return err
+	})
+	return files, err
+}
+
+// openAs holds an image under key for a use and calls open with the image's ID. If key held nothing and open fails, key
+// holds nothing afterwards.
+func (s *Store) openAs(ctx context.Context, use diskUse, key, imageID string, open func(ctx context.Context, held string) error) (err error) {
 	if err := s.readyFor(key); err != nil {
-		return nil, err
+		return err
 	}
 	ctx = s.withNamespace(ctx)
 	if err := s.locks.Lock(ctx, diskPrefix+key); err != nil {
-		return nil, err
+		return err
 	}
 	defer s.locks.Unlock(diskPrefix + key)
-	files, err := s.openDisk(ctx, key, imageID)
-	if err != nil {
-		return nil, fmt.Errorf("disk %q of image %s: %w", key, imageID, withClass(err))
-	}
-	return files, nil
-}
-
-func (s *Store) openDisk(ctx context.Context, key, imageID string) (*DiskFiles, error) {
-	held, err := s.heldDisk(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	if held == "" {
-		if err := s.reserve(); err != nil {
-			return nil, err
-		}
-		if held, err = s.holdDisk(ctx, key, imageID); err != nil {
-			return nil, err
-		}
-		files, err := s.openHeld(ctx, key, held)
+	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.closeDisk(context.WithoutCancel(ctx), key))
+			err = fmt.Errorf("disk %q of image %s: %w", key, imageID, withClass(err))
 		}
-		return files, err
+	}()
+	held, heldAs, err := s.heldDisk(ctx, key)
+	if err != nil {
+		return err
+	}
+	if heldAs == useNone {
+		if err := s.reserve(); err != nil {
+			return err
+		}
+		if held, err = s.holdDisk(ctx, use, key, imageID); err != nil {
+			return err
+		}
+		if err := open(ctx, held); err != nil {
+			return errors.Join(err, s.closeDisk(context.WithoutCancel(ctx), key))
+		}
+		return nil
 	}
 	want := imageID
 	if e, err := s.index.find(imageID); err == nil {
 		want = e.image.ID
 		e.touch()
 	}
-	if want != held {
-		return nil, fmt.Errorf("the key holds image %s: %w", held, errdefs.ErrAlreadyExists)
+	if want != held || heldAs != use {
+		return fmt.Errorf("the key holds the %s of image %s: %w", heldAs, held, errdefs.ErrAlreadyExists)
 	}
-	return s.openHeld(ctx, key, held)
+	return open(ctx, held)
 }
 
-// heldDisk returns the ID of the image that key holds; "" if key holds no image.
-func (s *Store) heldDisk(ctx context.Context, key string) (string, error) {
+// heldDisk returns the ID of the image that key holds, and for which use; useNone if key holds no image.
+func (s *Store) heldDisk(ctx context.Context, key string) (string, diskUse, error) {
 	info, err := s.snaps.Stat(ctx, diskPrefix+key)
 	if err == nil {
-		return info.Labels[labelImage], nil
+		return info.Labels[labelImage], useMachine, nil
 	} else if !errdefs.IsNotFound(err) {
-		return "", err
+		return "", useNone, err
 	}
 	found, err := s.leases.List(ctx, fmt.Sprintf("id==%q", diskPrefix+key))
 	if err != nil || len(found) == 0 {
-		return "", err
+		return "", useNone, err
 	}
-	return found[0].Labels[labelImage], nil
+	use := useMachine
+	if found[0].Labels[labelHeldRoot] != "" {
+		use = useRoot
+	}
+	return found[0].Labels[labelImage], use, nil
 }
 
-// holdDisk holds an image under key: an artifact by a lease on its manifest, and a root filesystem by a view.
-func (s *Store) holdDisk(ctx context.Context, key, imageID string) (string, error) {
+// holdDisk holds an image under key: the boot files of a root filesystem by a view, and everything else by a lease on the
+// image's manifest.
+func (s *Store) holdDisk(ctx context.Context, use diskUse, key, imageID string) (string, error) {
 	e, err := s.index.find(imageID)
 	if err != nil {
 		return "", err
 	}
-	switch e.details.kind {
-	case KindRootfs:
+	labels := map[string]string{labelImage: e.image.ID}
+	switch kind := e.details.kind; {
+	case use == useRoot && kind != KindRootfs:
+		return "", invalidf("a %s has no root filesystem", kind)
+	case use == useRoot:
+		labels[labelHeldRoot] = "true"
+	case kind == KindRootfs:
 		_, err := s.makeSnapshot(ctx, diskPrefix+key, e.image.ID, ownerDisk, s.snaps.View)
 		return e.image.ID, err
-	case KindDisk:
-	default:
-		return "", invalidf("a %s has no disk", e.details.kind)
+	case kind != KindDisk:
+		return "", invalidf("a %s has no disk", kind)
 	}
 	s.change.Lock() // the image must not be removed between the look-up and the lease
 	defer s.change.Unlock()
@@ -128,7 +154,7 @@ func (s *Store) holdDisk(ctx context.Context, key, imageID string) (string, erro
 	}
 	e.touch()
 	return e.image.ID, s.transact(ctx, func(ctx context.Context) error {
-		lease, err := s.leases.Create(ctx, leases.WithID(diskPrefix+key), leases.WithLabel(labelImage, e.image.ID))
+		lease, err := s.leases.Create(ctx, leases.WithID(diskPrefix+key), leases.WithLabels(labels))
 		if err != nil {
 			return err
 		}
@@ -156,7 +182,7 @@ func (s *Store) openHeld(ctx context.Context, key, imageID string) (*DiskFiles, 
 	return s.openArtifact(ctx, d)
 }
 
-// CloseDisk releases the image that OpenDisk holds under key. It also succeeds if key holds no image.
+// CloseDisk releases the image that OpenDisk or OpenRootDisk holds under key. It also succeeds if key holds no image.
 func (s *Store) CloseDisk(ctx context.Context, key string) error {
 	if err := s.readyFor(key); err != nil {
 		return err
@@ -184,7 +210,7 @@ func (s *Store) closeDisk(ctx context.Context, key string) error {
 	return errors.Join(errs...)
 }
 
-// Disks lists the keys of the images that OpenDisk holds.
+// Disks lists the keys of the images that OpenDisk and OpenRootDisk hold.
 func (s *Store) Disks(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err

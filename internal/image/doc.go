@@ -50,6 +50,10 @@
 // so a repeated pull asks the server whether the file has changed. An interrupted download resumes only if the server
 // certainly has the same version of the file, and after a reboot only if the result is checked against a digest.
 //
+// A machine that runs containers gets their images as root disks: OpenRootDisk makes one EROFS image per rootfs, by
+// mkfs.erofs in a mount namespace of its own (rootdisk.go). The disk is a blob to which a label of the manifest refers,
+// so it lives as long as the image or a key of OpenRootDisk, and is found again after a restart.
+//
 // # Trust
 //
 // Images and registries cannot influence the store's own records: an image's labels and annotations are data in Image

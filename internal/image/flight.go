@@ -9,39 +9,46 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// flights merges concurrent pulls of the same image into one (fault I8).
-type flights struct {
-	log *slog.Logger
-	mu  sync.Mutex
-	all map[string]*flight
-	wg  sync.WaitGroup
+// flights merges concurrent requests for the same work into one, such as pulls of the same image (fault I8). T is the
+// work's result.
+type flights[T any] struct {
+	log  *slog.Logger
+	what string // the work, for messages and the metric of panics
+	mu   sync.Mutex
+	all  map[string]*flight[T]
+	wg   sync.WaitGroup
 }
 
-// flight is one pull under way. It is cancelled once no caller waits for it.
-type flight struct {
+func (fs *flights[T]) init(log *slog.Logger, what string) {
+	fs.log, fs.what, fs.all = log, what, map[string]*flight[T]{}
+}
+
+// flight is one piece of work under way. It is cancelled once no caller waits for it.
+type flight[T any] struct {
 	cancel  context.CancelFunc
 	waiters int
 	tracker *tracker
 	done    chan struct{}
-	image   Image
+	result  T
 	err     error
 }
 
 // do joins the flight for the key, or starts a flight that calls run with a context derived from base. It waits until
 // the flight or ctx ends.
-func (fs *flights) do(ctx, base context.Context, key string, onProgress func(Progress), run func(context.Context, *tracker) (Image, error)) (Image, error) {
+func (fs *flights[T]) do(ctx, base context.Context, key string, onProgress func(Progress), run func(context.Context, *tracker) (T, error)) (T, error) {
 	f := fs.join(base, key, run)
 	defer fs.leave(key, f)
 	defer f.tracker.subscribe(onProgress)()
 	select {
 	case <-f.done:
-		return f.image, f.err
+		return f.result, f.err
 	case <-ctx.Done():
-		return Image{}, fmt.Errorf("stopped waiting for the pull: %w", context.Cause(ctx))
+		var none T
+		return none, fmt.Errorf("stopped waiting for the %s: %w", fs.what, context.Cause(ctx))
 	}
 }
 
-func (fs *flights) join(base context.Context, key string, run func(context.Context, *tracker) (Image, error)) *flight {
+func (fs *flights[T]) join(base context.Context, key string, run func(context.Context, *tracker) (T, error)) *flight[T] {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if f := fs.all[key]; f != nil {
@@ -49,11 +56,11 @@ func (fs *flights) join(base context.Context, key string, run func(context.Conte
 		return f
 	}
 	ctx, cancel := context.WithCancel(base)
-	f := &flight{cancel: cancel, waiters: 1, tracker: newTracker(), done: make(chan struct{})}
+	f := &flight[T]{cancel: cancel, waiters: 1, tracker: newTracker(), done: make(chan struct{})}
 	fs.all[key] = f
 	fs.wg.Go(func() {
-		f.err = guard.Call(fs.log, "image pull", func() (err error) {
-			f.image, err = run(ctx, f.tracker)
+		f.err = guard.Call(fs.log, fs.what, func() (err error) {
+			f.result, err = run(ctx, f.tracker)
 			return err
 		})
 		fs.forget(key, f)
@@ -63,8 +70,8 @@ func (fs *flights) join(base context.Context, key string, run func(context.Conte
 	return f
 }
 
-// leave removes one waiter. When the last waiter leaves, the pull is cancelled; a later request starts a new pull.
-func (fs *flights) leave(key string, f *flight) {
+// leave removes one waiter. When the last waiter leaves, the work is cancelled; a later request starts it again.
+func (fs *flights[T]) leave(key string, f *flight[T]) {
 	fs.mu.Lock()
 	f.waiters--
 	last := f.waiters == 0
@@ -77,7 +84,7 @@ func (fs *flights) leave(key string, f *flight) {
 	}
 }
 
-func (fs *flights) forget(key string, f *flight) {
+func (fs *flights[T]) forget(key string, f *flight[T]) {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	if fs.all[key] == f {

@@ -59,6 +59,8 @@ func helperProcess(root, order string) error {
 		_, err = s.Pull(ctx, ref, PullOptions{})
 	case "remove":
 		err = s.Remove(ctx, ref)
+	case "root-disk":
+		_, err = s.OpenRootDisk(ctx, "killed", ref)
 	}
 	if err != nil {
 		return err

@@ -23,6 +23,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
@@ -65,14 +66,15 @@ type Store struct {
 	leases  leases.Manager
 
 	// change is locked while the records and the index change together.
-	change  sync.Mutex
-	index   index
-	flights flights
-	locks   keyedMutex
-	pulls   pullLeases
-	usage   usageCache
-	layers  writableLayers
-	fs      fsCache
+	change    sync.Mutex
+	index     index
+	flights   flights[Image]              // pulls
+	rootDisks flights[ocispec.Descriptor] // see OpenRootDisk
+	locks     keyedMutex
+	pulls     pullLeases
+	usage     usageCache
+	layers    writableLayers
+	fs        fsCache
 
 	// unwatch ends the counts of synced writes in the open files.
 	unwatch []func()
@@ -112,7 +114,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
 	setGlobals()
 	s := &Store{cfg: cfg, kick: make(chan struct{}, 1), logger: bridge(cfg.Logger)}
-	s.flights.all, s.flights.log = map[string]*flight{}, cfg.Logger
+	s.flights.init(cfg.Logger, "image pull")
+	s.rootDisks.init(cfg.Logger, "root disk")
 	s.locks.byKey = map[string]*keyedLock{}
 	s.usage.byKey, s.usage.work = map[string]*usageEntry{}, make(chan string, 4096)
 	s.pulls.inUse = map[string]int{}
@@ -380,10 +383,11 @@ func (s *Store) dropOrphans(ctx context.Context) error {
 	return nil
 }
 
-// Close cancels the pulls under way, which can be resumed, and closes the files. Root filesystems stay mounted.
+// Close cancels the pulls under way, which can be resumed, and the root disks being made, and closes the files. Root filesystems stay mounted.
 func (s *Store) Close() error {
 	s.cancel()
 	s.flights.wg.Wait()
+	s.rootDisks.wg.Wait()
 	s.wg.Wait()
 	return s.closeFiles()
 }

@@ -118,8 +118,8 @@ func (v *verifier) checkImage(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// derivedBlobs returns the blobs made from an image on this node: an unpacked disk, and a component from a root
-// filesystem.
+// derivedBlobs returns the blobs made from an image on this node: an unpacked disk, and a component and a root disk from
+// a root filesystem.
 func (v *verifier) derivedBlobs(ctx context.Context, d *details) ([]ocispec.Descriptor, error) {
 	manifest, err := v.content.Info(ctx, d.manifest.Digest)
 	if errdefs.IsNotFound(err) {
@@ -128,7 +128,7 @@ func (v *verifier) derivedBlobs(ctx context.Context, d *details) ([]ocispec.Desc
 		return nil, err
 	}
 	var made []ocispec.Descriptor
-	for _, label := range []string{labelDisk, labelComponent} {
+	for _, label := range []string{labelDisk, labelComponent, labelRootDisk} {
 		dgst := digest.Digest(manifest.Labels[label])
 		if dgst == "" {
 			continue
