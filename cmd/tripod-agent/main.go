@@ -12,6 +12,6 @@ import (
 var version = "dev" // set by the linker
 
 func main() {
-	guestagent.Run(version)
+	guestagent.Run(version, nil)
 	os.Exit(1)
 }

@@ -337,6 +337,8 @@ func (d *hypervisor) Balloon(_ context.Context, name string, memory uint64) erro
 	return d.balloonErr
 }
 
+func (d *hypervisor) Plug(context.Context, string, int, *os.File) error { return nil }
+
 func (d *hypervisor) Stats(context.Context, string) (machine.Stats, error) {
 	return machine.Stats{BalloonActual: 1 << 20, Blocks: map[string]machine.BlockStats{rootID: {ReadOps: 1}}}, nil
 }

@@ -90,7 +90,7 @@ func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, erro
 		if r.Stdin {
 			p.input = master
 		}
-		p.job.setTerminal(master)
+		p.job.setTerminal(func(columns, rows uint16) { setSize(master, columns, rows) })
 		sys.Setctty = true // with descriptor 0
 		return []*os.File{slave, slave, slave}, nil
 	}
@@ -236,12 +236,14 @@ func classOf(err error) wire.Class {
 	return wire.ClassInternal
 }
 
-func (j *job) setTerminal(f *os.File) {
+// setTerminal sets the function that sets the size of the job's terminal, and calls it if the size is known. nil means
+// that the job has no terminal.
+func (j *job) setTerminal(sized func(columns, rows uint16)) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.terminal = f
-	if f != nil && j.columns|j.rows != 0 {
-		setSize(f, j.columns, j.rows)
+	j.sized = sized
+	if sized != nil && j.columns|j.rows != 0 {
+		sized(j.columns, j.rows)
 	}
 }
 
@@ -250,8 +252,8 @@ func (j *job) resize(columns, rows uint16) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.columns, j.rows = columns, rows
-	if j.terminal != nil {
-		setSize(j.terminal, columns, rows)
+	if j.sized != nil {
+		j.sized(columns, rows)
 	}
 }
 

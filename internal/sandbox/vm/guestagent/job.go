@@ -1,7 +1,6 @@
 package guestagent
 
 import (
-	"os"
 	"sync"
 	"sync/atomic"
 
@@ -13,13 +12,13 @@ type job struct {
 	stream      *wire.Stream
 	closedWrite atomic.Bool // the agent has shut down the writing side of its connection
 
-	mu       sync.Mutex
-	terminal *os.File // the terminal of a running program; may be nil
+	mu    sync.Mutex
+	sized func(columns, rows uint16) // sets the size of the job's terminal; nil without a terminal
 	// columns and rows are the terminal's last size; 0 until the host sends one.
 	columns, rows uint16
 }
 
-func (j *job) run(op wire.Op, request []byte, version string) wire.Result {
+func (j *job) run(op wire.Op, request []byte, version string, service Service) wire.Result {
 	switch op {
 	case wire.OpExec:
 		var r wire.Exec
@@ -45,6 +44,10 @@ func (j *job) run(op wire.Op, request []byte, version string) wire.Result {
 			return failed(wire.ClassInternal, err)
 		}
 		return wire.Result{Body: string(stats.Append(nil))}
+	case wire.OpService:
+		if service != nil {
+			return j.serve(request, service)
+		}
 	}
 	return wire.Result{Class: wire.ClassUnimplemented, Message: "tripod-agent " + version + " in the guest is too old for this operation"}
 }

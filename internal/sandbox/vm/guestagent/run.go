@@ -12,8 +12,8 @@ import (
 )
 
 // Run runs tripod-agent. It returns only if another agent has opened the port, or if this process may not open the
-// port.
-func Run(version string) {
+// port. The service may be nil.
+func Run(version string, service Service) {
 	// Survive the end of the terminal or shell that started the agent. Unlike signal.Ignore, signal.Notify does not
 	// change how these signals act on the programs that the agent starts.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGPIPE)
@@ -22,11 +22,11 @@ func Run(version string) {
 	for _, name := range wire.SessionPortNames {
 		go func() {
 			if appears(name, wire.PortName) {
-				runPort(name, version)
+				runPort(name, version, service)
 			}
 		}()
 	}
-	runPort(wire.PortName, version)
+	runPort(wire.PortName, version, service)
 }
 
 // appears waits for a port, and reports whether it appears. A host makes all ports together, so the port is missing if
@@ -45,11 +45,11 @@ func appears(name, other string) bool {
 }
 
 // runPort serves a port until the port cannot be used.
-func runPort(name, version string) {
+func runPort(name, version string, service Service) {
 	for {
 		port, err := waitPort(name)
 		if err == nil {
-			err = Serve(port, version)
+			err = Serve(port, version, service)
 			_ = port.Close()
 		}
 		os.Stderr.WriteString("tripod-agent: " + err.Error() + "\n")

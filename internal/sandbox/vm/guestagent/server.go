@@ -17,6 +17,7 @@ type server struct {
 	port    io.Reader
 	out     *wire.LockedWriter
 	version string
+	service Service // may be nil
 
 	mux  *wire.Mux // the session; may be nil
 	jobs sync.WaitGroup
@@ -24,9 +25,9 @@ type server struct {
 
 // Serve serves the hosts that connect to the given port, until the port fails. A read from the port must return io.EOF
 // when the host has left. The next write must then wait until another host connects, as port.Write does. Serve tells
-// each host the given version.
-func Serve(port io.ReadWriter, version string) error {
-	s := &server{port: port, out: &wire.LockedWriter{W: port}, version: version}
+// each host the given version. The service may be nil.
+func Serve(port io.ReadWriter, version string, service Service) error {
+	s := &server{port: port, out: &wire.LockedWriter{W: port}, version: version, service: service}
 	defer s.jobs.Wait()
 	defer s.end(errHostGone)
 	frames := wire.NewReader(port)
@@ -113,7 +114,7 @@ func (s *server) handle(f wire.Frame) error {
 	j := &job{stream: stream}
 	stream.SetValue(j)
 	s.jobs.Go(func() {
-		result := j.run(op, request, s.version)
+		result := j.run(op, request, s.version, s.service)
 		stream.Send(nil, wire.KindResult, result.Append(nil))
 		stream.Finish()
 	})

@@ -39,35 +39,45 @@ func (a *Agent) Exec(ctx context.Context, cmd Command) (int32, error) {
 		Args: cmd.Cmd, Env: cmd.Env, Dir: cmd.Dir, User: cmd.User, TTY: cmd.TTY,
 		Stdin: cmd.Stdin != nil, Stdout: cmd.Stdout != nil || cmd.TTY, Stderr: cmd.Stderr != nil && !cmd.TTY,
 	}
-	c, err := a.open(ctx, wire.OpExec, request.Append(nil))
+	code, err := a.Stream(ctx, wire.OpExec, request.Append(nil), cmd.ExecRequest)
 	if err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
 	}
+	return code, nil
+}
+
+// Stream runs an operation with the given input, output and terminal, and returns its exit code. It ends the operation
+// when ctx ends. The deadlines and the reads and writes that may still be under way are those of Exec.
+func (a *Agent) Stream(ctx context.Context, op wire.Op, request []byte, with sandbox.ExecRequest) (int32, error) {
+	c, err := a.open(ctx, op, request)
+	if err != nil {
+		return 0, err
+	}
 	defer c.stop()
 	var output sync.WaitGroup
-	for channel, to := range map[byte]io.Writer{wire.ChannelOut: cmd.Stdout, wire.ChannelErr: cmd.Stderr} {
+	for channel, to := range map[byte]io.Writer{wire.ChannelOut: with.Stdout, wire.ChannelErr: with.Stderr} {
 		if to != nil {
 			output.Go(func() { c.copyOut(channel, to) })
 		}
 	}
-	if cmd.Stdout == nil && cmd.TTY {
+	if with.Stdout == nil && with.TTY {
 		output.Go(func() { c.copyOut(wire.ChannelOut, io.Discard) })
 	}
-	if cmd.Stdin != nil {
-		go c.copyIn(cmd.Stdin)
+	if with.Stdin != nil {
+		go c.copyIn(with.Stdin)
 	}
-	if cmd.TTY && cmd.Resize != nil {
-		go c.followSize(cmd.Resize)
+	if with.TTY && with.Resize != nil {
+		go c.followSize(with.Resize)
 	}
 	if err := c.wait(ctx); err != nil {
-		return 0, fmt.Errorf("exec: %w", err)
+		return 0, err
 	}
 	drained := make(chan struct{})
 	go func() { output.Wait(); close(drained) }()
 	select {
 	case <-drained:
 	case <-ctx.Done():
-		return 0, fmt.Errorf("exec: %w", context.Cause(ctx))
+		return 0, context.Cause(ctx)
 	}
 	return c.result.Exit, nil
 }

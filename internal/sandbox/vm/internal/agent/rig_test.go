@@ -142,7 +142,7 @@ func guestIn(t *testing.T, p *port) {
 	t.Helper()
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := guestagent.Serve(p, "test"); !errors.Is(err, net.ErrClosed) {
+		if err := guestagent.Serve(p, "test", nil); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("guestagent.Serve error = %v, want net.ErrClosed", err)
 		}
 	})

@@ -2,7 +2,10 @@ package libvirt
 
 import (
 	"context"
+	"fmt"
+	"os"
 
+	"github.com/containerd/errdefs"
 	golibvirt "github.com/digitalocean/go-libvirt"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
@@ -26,4 +29,9 @@ func (d *Driver) Balloon(ctx context.Context, name string, memory uint64) error 
 			return figures.BalloonActual, err
 		},
 	}.Move(ctx, memory)
+}
+
+// Plug implements machine.Driver.
+func (d *Driver) Plug(context.Context, string, int, *os.File) error {
+	return fmt.Errorf("libvirt opens disks by their paths, with its own user: set vm.driver = \"qmp\": %w", errdefs.ErrNotImplemented)
 }

@@ -55,6 +55,8 @@ type Definition struct {
 	LibvirtCPU string `json:"libvirtCPU,omitempty"`
 	// SessionPorts adds the virtio-serial ports wire.SessionPortNames. Definitions by earlier releases lack them.
 	SessionPorts bool `json:"sessionPorts,omitempty"`
+	// Plug adds a SCSI controller for the disks of Driver.Plug.
+	Plug bool `json:"plug,omitempty"`
 	// VNC asks for a screen, and a VNC server on VNCSocket.
 	VNC bool `json:"vnc,omitempty"`
 }
@@ -148,6 +150,9 @@ type Share struct {
 	Path     string      `json:"path"`
 	Driver   ShareDriver `json:"driver"`
 	ReadOnly bool        `json:"readOnly,omitempty"`
+	// Live means that what is mounted below Path later appears in the share, too. The guest then sees the files' owners
+	// unchanged; see virtiofsd.OpenLive.
+	Live bool `json:"live,omitempty"`
 }
 
 // BootOrder returns the position, counted from 1, at which the firmware tries to boot the disk with index i. It returns
@@ -293,6 +298,10 @@ type Driver interface {
 	// the balloon, Balloon returns errdefs.ErrNotImplemented. If the guest releases too little, because it uses the
 	// memory, Balloon returns errdefs.ErrFailedPrecondition. In both cases the guest gets its earlier memory back.
 	Balloon(ctx context.Context, name string, memory uint64) error
+	// Plug adds a read-only raw disk with the given LUN to the controller of a running machine with Definition.Plug. The
+	// disk is gone when the machine ends. Plug does nothing if the machine has a disk with this LUN. A driver that cannot
+	// do it returns errdefs.ErrNotImplemented.
+	Plug(ctx context.Context, name string, lun int, file *os.File) error
 	// Stats returns statistics of a running machine.
 	Stats(ctx context.Context, name string) (Stats, error)
 	// Firmware returns what the machine's firmware has written to its debug port since the last call. Only the last

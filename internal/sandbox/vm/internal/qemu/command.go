@@ -88,6 +88,9 @@ func build(d machine.Definition, s hostSetup) command {
 	for i, disk := range d.Disks {
 		c.disk(d, i, disk, s)
 	}
+	if d.Plug {
+		c.add("-device", "virtio-scsi-pci,id="+plugController)
+	}
 	for i, nic := range d.NICs {
 		c.nic(i, nic, s)
 	}

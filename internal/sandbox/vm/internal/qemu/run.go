@@ -185,6 +185,11 @@ func (r *run) execute(ctx context.Context, command string, result any) error {
 
 // ask runs a monitor command. It waits at most monitorTimeout for the connection and the answer.
 func (r *run) ask(ctx context.Context, command string, arguments, result any) error {
+	return r.askFile(ctx, command, arguments, nil, result)
+}
+
+// askFile is like ask for a command that takes a file.
+func (r *run) askFile(ctx context.Context, command string, arguments any, file *os.File, result any) error {
 	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
 	defer cancel()
 	r.mu.Lock()
@@ -199,7 +204,7 @@ func (r *run) ask(ctx context.Context, command string, arguments, result any) er
 	if m == nil {
 		return fmt.Errorf("%s: not connected to QEMU's monitor: %w", command, errdefs.ErrUnavailable)
 	}
-	return m.Execute(ctx, command, arguments, result)
+	return m.ExecuteFile(ctx, command, arguments, file, result)
 }
 
 // stats returns the statistics that only QEMU has.

@@ -5,12 +5,16 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 )
 
 // eventQueue is the capacity of the event channel.
@@ -97,6 +101,11 @@ func (c *Client) Close() { c.fail(net.ErrClosed) }
 // JSON object. A failure that QEMU reports is an *Error. If the connection ends, or ctx ends before the answer, Execute
 // returns errdefs.ErrUnavailable; the command may have run.
 func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
+	return c.ExecuteFile(ctx, command, arguments, nil, result)
+}
+
+// ExecuteFile is like Execute for a command that takes a file, such as add-fd. The monitor must be a unix socket.
+func (c *Client) ExecuteFile(ctx context.Context, command string, arguments any, file *os.File, result any) error {
 	id, answer, err := c.register()
 	if err != nil {
 		return fmt.Errorf("%s: %w", command, err)
@@ -110,7 +119,7 @@ func (c *Client) Execute(ctx context.Context, command string, arguments, result 
 	if err != nil {
 		return fmt.Errorf("%s: %w (%w)", command, err, errdefs.ErrInvalidArgument)
 	}
-	if err := c.write(ctx, append(line, '\n')); err != nil {
+	if err := c.write(ctx, append(line, '\n'), file); err != nil {
 		return fmt.Errorf("%s: %w", command, err)
 	}
 	select {
@@ -150,8 +159,8 @@ func (c *Client) forget(id uint64) {
 	delete(c.pending, id)
 }
 
-// write sends a line. If it can send only a part, it closes the connection, because the next line would be garbled.
-func (c *Client) write(ctx context.Context, line []byte) error {
+// write sends a line, with a file unless it is nil. If it can send only a part, it closes the connection, because the next line would be garbled.
+func (c *Client) write(ctx context.Context, line []byte, file *os.File) error {
 	select {
 	case c.writing <- struct{}{}:
 	case <-c.ctx.Done():
@@ -166,7 +175,7 @@ func (c *Client) write(ctx context.Context, line []byte) error {
 		_ = c.conn.SetWriteDeadline(time.Unix(1, 0))
 		close(cut)
 	})
-	n, err := c.conn.Write(line)
+	n, err := c.send(line, file)
 	if !stop() {
 		<-cut // otherwise the deadline could hit the next writer
 	}
@@ -177,6 +186,22 @@ func (c *Client) write(ctx context.Context, line []byte) error {
 		c.fail(err)
 	}
 	return fmt.Errorf("QEMU's monitor accepts no command: %w (%w)", err, errdefs.ErrUnavailable)
+}
+
+func (c *Client) send(line []byte, file *os.File) (int, error) {
+	if file == nil {
+		return c.conn.Write(line)
+	}
+	socket, ok := c.conn.(*net.UnixConn)
+	if !ok {
+		return 0, fmt.Errorf("a %T cannot pass files: %w", c.conn, errdefs.ErrNotImplemented)
+	}
+	n, _, err := socket.WriteMsgUnix(line, unix.UnixRights(int(file.Fd())), nil)
+	runtime.KeepAlive(file)
+	if err == nil && n < len(line) {
+		err = io.ErrShortWrite
+	}
+	return n, err
 }
 
 func (c *Client) read(r *bufio.Reader) {

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
 )
@@ -103,6 +106,63 @@ func TestCommands(t *testing.T) {
 	var refused *qmp.Error
 	if !errors.As(err, &refused) || !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "no-such: The command") {
 		t.Errorf("Execute of an unknown command: got error %v, want an *Error with ErrNotFound", err)
+	}
+}
+
+// TestExecuteFile: a command's file arrives with the command. A connection that cannot pass files says so and stays usable.
+func TestExecuteFile(t *testing.T) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "qmp"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		conn, err := listener.AcceptUnix()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		fmt.Fprintln(conn, greeting)
+		for line, oob := make([]byte, 4096), make([]byte, 64); ; {
+			n, got, _, _, err := conn.ReadMsgUnix(line, oob)
+			var r request
+			if err != nil || json.Unmarshal(line[:n], &r) != nil {
+				return
+			}
+			content := ""
+			if messages, err := unix.ParseSocketControlMessage(oob[:got]); err == nil && len(messages) == 1 {
+				fds, _ := unix.ParseUnixRights(&messages[0])
+				file := os.NewFile(uintptr(fds[0]), "")
+				raw, _ := io.ReadAll(file)
+				file.Close()
+				content = string(raw)
+			}
+			fmt.Fprintf(conn, `{"return": {"content": %q}, "id": %d}`+"\n", content, r.ID)
+		}
+	}()
+	conn, err := net.DialUnix("unix", nil, listener.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := client(t, conn)
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("passed"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	var answer struct{ Content string }
+	for want, passed := range map[string]*os.File{"passed": file, "": nil} {
+		if err := c.ExecuteFile(t.Context(), "add-fd", nil, passed, &answer); err != nil || answer.Content != want {
+			t.Errorf("ExecuteFile: got content %q, error %v; want %q", answer.Content, err, want)
+		}
+	}
+	pipe := client(t, serve(t, func(r request, say func(string, ...any)) { say(`{"return": {}, "id": %d}`, r.ID) }))
+	if err := pipe.ExecuteFile(t.Context(), "add-fd", nil, file, nil); !errdefs.IsNotImplemented(err) {
+		t.Errorf("ExecuteFile over a pipe: got error %v, want ErrNotImplemented", err)
 	}
 }
 

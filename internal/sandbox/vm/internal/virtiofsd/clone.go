@@ -29,10 +29,10 @@ func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool,
 	if !info.IsDir() {
 		return nil, false, fmt.Errorf("%s is not a directory; only directories can be shared", path)
 	}
-	tree, err = clone(path, readOnly, uid, gid)
+	tree, err = clone(path, readOnly, false, uid, gid)
 	mapped = err == nil
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
-		tree, err = clone(path, readOnly, 0, 0)
+		tree, err = clone(path, readOnly, false, 0, 0)
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("share %s: %w", path, err)
@@ -40,14 +40,29 @@ func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool,
 	return tree, mapped, nil
 }
 
-// clone clones the tree. Unless uid is 0, the clone swaps owners as the comment on Open describes.
-func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
+// OpenLive is like Open, but what is later mounted below the path appears in the clone, and what is unmounted there
+// disappears. The mount at the path must be a shared one. Owners are not mapped, because the mounts to come may be on file
+// systems that cannot.
+func OpenLive(path string, readOnly bool) (*os.File, error) {
+	tree, err := clone(path, readOnly, true, 0, 0)
+	if err != nil {
+		return nil, fmt.Errorf("share %s: %w", path, err)
+	}
+	return tree, nil
+}
+
+// clone clones the tree. If live is set, mounts propagate from the tree to the clone. Unless uid is 0, the clone swaps
+// owners as the comment on Open describes.
+func clone(path string, readOnly, live bool, uid, gid int) (*os.File, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
 		return nil, fmt.Errorf("open_tree: %w", err)
 	}
 	tree := os.NewFile(uintptr(fd), path)
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID, Propagation: unix.MS_PRIVATE}
+	if live {
+		attr.Propagation = unix.MS_SLAVE
+	}
 	if readOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}

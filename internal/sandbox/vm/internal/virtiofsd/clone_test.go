@@ -11,6 +11,56 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// TestLiveShare: what is mounted below a live share later appears in its clone, and disappears when it is unmounted. In
+// another clone it does not appear.
+func TestLiveShare(t *testing.T) {
+	dir := t.TempDir()
+	below := filepath.Join(dir, "volume")
+	if err := errors.Join(os.Mkdir(below, 0o755), unix.Mount(dir, dir, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
+		if err := unix.Mount("", dir, "", propagation, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	live, err := OpenLive(dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer live.Close()
+	other, _, err := Open(dir, false, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	// A mount reaches those clones that are mounted, as virtiofsd's is.
+	at := t.TempDir()
+	if err := unix.MoveMount(int(live.Fd()), "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(at, unix.MNT_DETACH)
+	if err := unix.Mount("volume", below, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(below, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(at, "volume", "file")); err != nil {
+		t.Errorf("file in the live clone: %v", err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/self/fd/%d/volume/file", other.Fd())); !os.IsNotExist(err) {
+		t.Errorf("file in the other clone: got error %v, want that it does not exist", err)
+	}
+	if err := unix.Unmount(below, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(at, "volume", "file")); !os.IsNotExist(err) {
+		t.Errorf("file in the live clone after the unmount: got error %v, want that it does not exist", err)
+	}
+}
+
 // TestShareOwners: a clone swaps root's files with those of QEMU's user and leaves other owners. It refuses writes if
 // it is read-only. On a file system without owner mapping the owners are unchanged.
 func TestShareOwners(t *testing.T) {

@@ -82,7 +82,7 @@ type server struct {
 
 // start starts the virtiofsd of one share.
 func (o Options) start(ctx context.Context, i int, s machine.Share) (_ *server, err error) {
-	tree, mapped, err := Open(s.Path, s.ReadOnly, o.UID, o.GID)
+	tree, mapped, err := o.open(s)
 	if err != nil {
 		return nil, err
 	}
@@ -121,6 +121,15 @@ func (o Options) start(ctx context.Context, i int, s machine.Share) (_ *server, 
 		close(started.reaped)
 	}()
 	return started, nil
+}
+
+// open opens the clone of a share, and reports whether the clone maps owners.
+func (o Options) open(s machine.Share) (tree *os.File, mapped bool, err error) {
+	if s.Live {
+		tree, err = OpenLive(s.Path, s.ReadOnly)
+		return tree, false, err
+	}
+	return Open(s.Path, s.ReadOnly, o.UID, o.GID)
 }
 
 func (o Options) logFile(i int) string {

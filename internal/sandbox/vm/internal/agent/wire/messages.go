@@ -37,6 +37,9 @@ const (
 	OpDial  Op = 2
 	OpInfo  Op = 3
 	OpStats Op = 4
+	// OpService is a call of the service in a guest that runs containers. The agents of other guests have no service. The
+	// request and the data in the channels belong to the service.
+	OpService Op = 6
 )
 
 // Hello begins a session. It has the oldest and the newest version that the host supports.
