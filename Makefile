@@ -14,6 +14,8 @@ WORKER      := build/bin/tripod-wasm
 VMWRAP      := build/bin/tripod-vmwrap
 # The agent in virtual machines, also beside the daemon, which puts it on a small disk.
 AGENT       := build/bin/tripod-agent
+# The program in the guest of OCI pods that drives their containers.
+GUEST       := build/bin/tripod-guest
 # tripod with fail points and the fake backend, which a release does not have; only tests start it.
 TESTBIN     := build/test/bin/tripod
 DESTDIR     ?=
@@ -67,17 +69,18 @@ build: engine ## build the programs into build/bin: tripod (static), tripod-wasm
 	CGO_ENABLED=1 hack/patience.sh 'build: tripod-wasm' go build $(BUILDFLAGS) -ldflags '-s -w $(LINKFLAGS) -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-wasm
 	go build $(BUILDFLAGS) -ldflags '-s -w $(LINKFLAGS)' -o build/obj/ ./cmd/tripod-vmwrap
 	go build -trimpath -ldflags '-s -w $(LINKFLAGS) -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-agent
+	go build -trimpath -ldflags '-s -w $(LINKFLAGS) -X main.version=$(VERSION)' -o build/obj/ ./cmd/tripod-guest
 	hack/patience.sh 'build: tripod for tests' go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w $(LINKFLAGS) -X main.version=$(VERSION)' -o build/obj/test/ ./cmd/tripod
 	@install -CDt $(dir $(BIN)) build/obj/tripod*
 	@install -CDt $(dir $(TESTBIN)) build/obj/test/tripod
 	@cd $(dir $(TESTBIN)) && for p in $(notdir $(WORKER) $(VMWRAP) $(AGENT)); do [ -L $$p ] || ln -s ../../bin/$$p; done
 
 .PHONY: run
-run: setup build ## demonstrate a node: pods of each kind, and how they survive kill -9 of the daemon
+run: setup build guest ## demonstrate a node: pods of each kind, and how they survive kill -9 of the daemon
 	@hack/run.sh
 
 .PHONY: up down
-up: setup build ## start a node to experiment with, with a registry and images
+up: setup build guest ## start a node to experiment with, with a registry and images
 	@hack/run.sh up
 down: ## stop it and clean up
 	@hack/run.sh down
@@ -98,7 +101,7 @@ test-machines: build images build/tools/gotestsum ## run the unit tests that boo
 
 # One package at a time: two cores are too few for the deadlines of two nodes. Crash tests are never run again.
 .PHONY: test-daemon
-test-daemon: build images build/tools/gotestsum ## run the end-to-end and crash tests against real daemons
+test-daemon: build images guest build/tools/gotestsum ## run the end-to-end and crash tests against real daemons
 	@export TRIPOD_TEST_WORLDS=3; code=0; \
 	hack/gotest.sh $@.e2e ./test/e2e/... -vet=off $(COUNT) -p 1 -timeout 40m || code=1; \
 	GOTESTSUM=--rerun-fails=0 hack/gotest.sh $@.crash ./test/crash/... -vet=off $(COUNT) -timeout 40m || code=1; \
@@ -282,6 +285,10 @@ build/tools/golangci-lint build/tools/deadcode build/tools/gotestsum: hack/tools
 images: ## build the test and demo images into build/images (cached)
 	@hack/images.sh build
 
+.PHONY: guest
+guest: build ## build the guest of OCI pods into build/guest: kernel and initramfs (cached)
+	@hack/guest.sh $(GUEST)
+
 .PHONY: examples
 examples: ## rebuild the .wasm files of examples/ (installs clang-14, wasi-libc and npm packages)
 	@examples/wasm/build.sh
@@ -302,6 +309,10 @@ install: build ## install the programs, manual pages, completions and systemd un
 	for unit in tripod tripod-orchestrator; do \
 	  sed 's|/usr/local/bin/|$(PREFIX)/bin/|' dist/$$unit.service >$(DESTDIR)$(UNITDIR)/$$unit.service; done
 	install -D -m 0644 dist/tripod.network $(DESTDIR)$(NETWORKDIR)/05-tripod.network
+
+.PHONY: install-guest
+install-guest: guest ## install the guest of OCI pods (handler vm-oci) below DESTDIR and PREFIX
+	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/lib/tripod/guest build/guest/vmlinux build/guest/initrd
 
 .PHONY: deb
 deb: ## build/release: a Debian package of VERSION

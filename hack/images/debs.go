@@ -17,7 +17,7 @@ import (
 	"strings"
 )
 
-// packages are the Debian packages that provide the content of the images. They are downloaded and read, not installed,
+// packages are the Debian packages that provide the content of the images and of the guest of OCI pods. They are downloaded and read, not installed,
 // so the host's own packages do not matter.
 var packages = []string{
 	"busybox", "busybox-static", "nginx", "libc6", "libcrypt1", "libpcre2-8-0", "libssl3", "zlib1g",
@@ -27,6 +27,9 @@ var packages = []string{
 	"curl", "libcurl4", "libbrotli1", "libcom-err2", "libffi8", "libgmp10", "libgnutls30", "libgssapi-krb5-2", "libhogweed6", "libidn2-0",
 	"libk5crypto3", "libkeyutils1", "libkrb5-3", "libkrb5support0", "libldap-2.5-0", "libnettle8", "libnghttp2-14", "libp11-kit0", "libpsl5",
 	"librtmp1", "libsasl2-2", "libssh2-1", "libtasn1-6", "libunistring2", "libzstd1",
+	// for the guest of OCI pods
+	"crun", "conmon", "catatonit", "libcap2", "libseccomp2", "libsystemd0", "libyajl2", "libgcrypt20", "libgpg-error0", "liblz4-1",
+	"liblzma5", "libglib2.0-0",
 }
 
 // download lists the files to download: the packages and the current kernels.

@@ -5,6 +5,8 @@
 //	images serve ADDR       serve the images on ADDR until a signal (docker-registry on a copy, so pushing is safe)
 //	images push ADDR        push the images to a registry
 //	images hosts ADDR DIR   write DIR/_default/hosts.toml, which redirects pulls from every registry to ADDR
+//	images guest DIR INIT PROGRAM
+//	                        build the guest of OCI pods into DIR, which is no image (hack/guest.sh)
 //
 // Only the command build looks for changes, because asking apt for updates takes a second or two. The other commands
 // build only if nothing has been built yet.

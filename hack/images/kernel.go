@@ -23,6 +23,8 @@ type kernel struct {
 	vmlinuz []byte
 	// modules are the kernel modules by name. In the names, "-" is replaced by "_".
 	modules map[string][]byte
+	// builtin are the names of the modules that are part of the kernel itself.
+	builtin []string
 }
 
 // Metapackages of the current kernels: the kernel for virtual machines, and the full kernel, which has virtio-9p.
@@ -43,8 +45,9 @@ func kernelPackages(ctx context.Context, metas ...string) map[string]string {
 	return found
 }
 
-// readKernel reads the kernel package pkg from dir. The files in dir have the given names.
-func readKernel(ctx context.Context, dir string, names []string, pkg string) (*kernel, error) {
+// readKernel reads the kernel package pkg from dir, with the modules that want selects by their files' names. The files in
+// dir have the given names.
+func readKernel(ctx context.Context, dir string, names []string, pkg string, want func(file string) bool) (*kernel, error) {
 	i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, pkg+"_") })
 	if i < 0 {
 		return nil, fmt.Errorf("the package %s was not downloaded", pkg)
@@ -58,12 +61,12 @@ func readKernel(ctx context.Context, dir string, names []string, pkg string) (*k
 		return nil, err
 	}
 	k := &kernel{modules: map[string][]byte{}}
-	err = k.read(out)
+	err = k.read(out, want)
 	_, _ = io.Copy(io.Discard, out)
 	return k, errors.Join(err, c.Wait())
 }
 
-func (k *kernel) read(from io.Reader) error {
+func (k *kernel) read(from io.Reader, want func(file string) bool) error {
 	for r := tar.NewReader(from); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
@@ -73,7 +76,7 @@ func (k *kernel) read(from io.Reader) error {
 		}
 		name := path.Clean(h.Name)
 		switch module, isModule := strings.CutSuffix(path.Base(name), ".ko"); {
-		case isModule && !wantModule(module):
+		case isModule && !want(module):
 		case isModule:
 			if k.modules[moduleName(module)], err = io.ReadAll(r); err != nil {
 				return err
@@ -81,6 +84,14 @@ func (k *kernel) read(from io.Reader) error {
 		case strings.HasPrefix(name, "boot/vmlinuz-"):
 			if k.vmlinuz, err = io.ReadAll(r); err != nil {
 				return err
+			}
+		case path.Base(name) == "modules.builtin":
+			list, err := io.ReadAll(r)
+			if err != nil {
+				return err
+			}
+			for file := range strings.FieldsSeq(string(list)) {
+				k.builtin = append(k.builtin, moduleName(strings.TrimSuffix(path.Base(file), ".ko")))
 			}
 		}
 	}

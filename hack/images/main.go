@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-const usage = "usage: images [build | list | serve ADDR | push ADDR | hosts ADDR DIR]"
+const usage = "usage: images [build | list | serve ADDR | push ADDR | hosts ADDR DIR | guest DIR INIT PROGRAM]"
 
 func main() {
 	testns.Reenter()
@@ -28,6 +28,9 @@ func main() {
 func run(ctx context.Context, s store, args []string) error {
 	if len(args) == 0 {
 		args = []string{"build"}
+	}
+	if args[0] == "guest" && len(args) == 4 {
+		return s.buildGuest(ctx, args[1], args[2], args[3])
 	}
 	if _, err := os.Stat(s.path("key")); args[0] == "build" || err != nil && args[0] != "hosts" && args[0] != "fill" {
 		if err := s.build(ctx); err != nil {

@@ -46,8 +46,8 @@ var env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 // newSet makes every image from the packages, and from the program agnhost if agnhost is not "".
 func (s store) newSet(ctx context.Context, debs *download, agnhost, scratch string) ([]image, error) {
 	d, err1 := readDebs(ctx, s.path("debs"), debs.files)
-	cloud, err2 := readKernel(ctx, s.path("debs"), debs.files, debs.cloud)
-	full, err3 := readKernel(ctx, s.path("debs"), debs.files, debs.full)
+	cloud, err2 := readKernel(ctx, s.path("debs"), debs.files, debs.cloud, wantModule)
+	full, err3 := readKernel(ctx, s.path("debs"), debs.files, debs.full, wantModule)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, err
 	}

@@ -47,17 +47,11 @@ func (s store) path(elem ...string) string {
 // build makes everything, unless everything is up to date with the packages and sources. Concurrent builds wait for
 // each other.
 func (s store) build(ctx context.Context) error {
-	if err := os.MkdirAll(string(s), 0o755); err != nil {
-		return err
-	}
-	lock, err := os.Open(string(s))
+	unlock, err := s.lock()
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
+	defer unlock()
 	debs, err := findDebs(ctx)
 	if err != nil {
 		return err
@@ -104,6 +98,21 @@ func (s store) build(ctx context.Context) error {
 	return os.WriteFile(s.path("key"), key, 0o644)
 }
 
+// lock makes the directory, and waits until no other process builds in it.
+func (s store) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(string(s), 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(string(s))
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { f.Close() }, nil
+}
+
 // buildKey returns a text that contains everything that the images depend on.
 func buildKey(debs []string, comps []component, agnhost string) []byte {
 	var b bytes.Buffer
@@ -112,14 +121,19 @@ func buildKey(debs []string, comps []component, agnhost string) []byte {
 	for _, c := range comps {
 		fmt.Fprintf(&b, "%s %s\n", c.name, c.Manifest.Digest)
 	}
+	writeSources(&b)
+	return b.Bytes()
+}
+
+// writeSources writes the digests of this program's sources.
+func writeSources(b io.Writer) {
 	_ = fs.WalkDir(sources, ".", func(name string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
 			data, _ := sources.ReadFile(name)
-			fmt.Fprintf(&b, "%s %x\n", name, sha256.Sum256(data))
+			fmt.Fprintf(b, "%s %x\n", name, sha256.Sum256(data))
 		}
 		return err
 	})
-	return b.Bytes()
 }
 
 // writeLayout writes one OCI image layout with all images, and the lists of images and components.

@@ -50,7 +50,7 @@ var rules = []rule{
 	{from: workers, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network$", "internal/network/builtin", "internal/config", "internal/sandbox$", "internal/sandbox/wasm$"}, why: "the daemon sends the worker and the dialer all that they need"},
 	{from: []string{"internal/channel"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "channels know neither a front door nor a kind"},
 	// encoding/json, fmt and net would double the size of the guest's program.
-	{from: []string{guestAgent, guestProtocol, "cmd/tripod-agent"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net"}, why: "the guest's program is small"},
+	{from: []string{guestAgent, guestProtocol, "cmd/tripod-agent", guestInit, "cmd/tripod-init"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net"}, why: "the guest's program is small and starts fast"},
 	{from: []string{"internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "a service of the node knows no backend"},
 	{from: []string{"cmd", "internal", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine, why: "guests never run in the daemon, and the daemon is pure Go"},
 	// These packages could get into the programs unnoticed.
@@ -64,11 +64,13 @@ var standalone = map[string][]string{
 	"internal/play":      nil,         // manifests in, messages out
 	guestProtocol:        nil,
 	guestAgent:           {guestProtocol}, // copied into guests
+	guestInit:            nil,
 }
 
 const (
 	guestAgent    = "internal/sandbox/vm/guestagent"
 	guestProtocol = "internal/sandbox/vm/internal/agent/wire"
+	guestInit     = "internal/sandbox/vm/guestinit"
 )
 
 // pkg is a package as go list describes it.

@@ -1,0 +1,511 @@
+package guestnode
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tripod-run/tripod/internal/atomicfile"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/guestagent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+)
+
+// Backend is what runs the containers.
+type Backend interface {
+	sandbox.Backend
+	sandbox.Execer
+	sandbox.Attacher
+	sandbox.Updater
+	sandbox.PodUpdater
+	sandbox.StatsProvider
+}
+
+// Open opens the backend with the given images. Its directories are below root and runDir.
+type Open func(ctx context.Context, root, runDir string, images *Images) (Backend, error)
+
+// The directories in the guest.
+const (
+	scratch  = "/scratch"
+	runDir   = "/run/tripod"
+	stateDir = runDir + "/state" // gone after a reboot of the guest, which its node must notice
+	netns    = runDir + "/netns"
+)
+
+// Node is the pod of the guest and its containers.
+type Node struct {
+	log    *slog.Logger
+	images *Images
+	// ready is closed when backend and failure are set.
+	ready   chan struct{}
+	backend Backend
+	failure error
+
+	setup sync.Mutex // held by MethodSetup
+
+	mu         sync.Mutex
+	pod        *sandbox.Pod
+	containers map[string]*sandbox.Container
+	watchers   map[*watcher]bool
+}
+
+// Run serves the daemon until the ports fail. It begins to open the backend before the daemon calls.
+func Run(version string, open Open, log *slog.Logger) {
+	n := &Node{
+		log: log, images: newImages(scratch + "/layers"), ready: make(chan struct{}),
+		containers: map[string]*sandbox.Container{}, watchers: map[*watcher]bool{},
+	}
+	go func() {
+		defer close(n.ready)
+		n.backend, n.failure = n.start(open)
+		if n.failure != nil {
+			log.Error("cannot run containers", "err", n.failure)
+		}
+	}()
+	guestagent.Run(version, n.serve)
+}
+
+// start mounts the scratch disk, opens the backend and recovers what an earlier tripod-guest has left.
+func (n *Node) start(open Open) (Backend, error) {
+	if err := mountScratch(); err != nil {
+		return nil, err
+	}
+	// The backend finds out in a cgroup, not in the root, which limits the kernel has.
+	for _, dir := range []string{stateDir, guestapi.Logs, runDir, guestapi.Shared, "/sys/fs/cgroup/tripod"} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	backend, err := open(context.Background(), scratch+"/containers", runDir+"/containers", n.images)
+	if err != nil {
+		return nil, err
+	}
+	known, err := n.load()
+	if err != nil {
+		return nil, err
+	}
+	_, err = backend.Recover(context.Background(), known, n.report)
+	return backend, err
+}
+
+// load reads the pod and the containers that an earlier tripod-guest has recorded.
+func (n *Node) load() ([]sandbox.Known, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var p guestapi.Pod
+	if err := readJSON(podFile, &p); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	n.pod = &p.Pod
+	known := sandbox.Known{Pod: n.pod}
+	files, err := filepath.Glob(containerFile("*"))
+	for _, file := range files {
+		var c guestapi.Create
+		if err := readJSON(file, &c); err != nil {
+			return nil, err
+		}
+		n.containers[c.Container.ID] = &c.Container.Container
+		n.images.add(c.Images)
+		known.Containers = append(known.Containers, &c.Container.Container)
+	}
+	return []sandbox.Known{known}, err
+}
+
+const podFile = stateDir + "/pod.json"
+
+func containerFile(id string) string { return filepath.Join(stateDir, "container-"+id+".json") }
+
+func readJSON(file string, into any) error {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(raw, into)
+}
+
+func writeJSON(file string, value any) error {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Replace(file, raw, 0o600)
+}
+
+// serve is the guestagent.Service.
+func (n *Node) serve(call guestagent.Call) wire.Result {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-call.Done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	code, err := n.call(ctx, call)
+	if err != nil {
+		return wire.Result{Class: classOf(err), Message: err.Error()}
+	}
+	return wire.Result{Exit: code}
+}
+
+func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
+	var r guestapi.Request
+	if err := json.Unmarshal(call.Request, &r); err != nil {
+		return 0, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	select {
+	case <-n.ready:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	if n.failure != nil {
+		return 0, fmt.Errorf("the guest cannot run containers: %w", n.failure)
+	}
+	switch r.Method {
+	case guestapi.MethodSetup:
+		return 0, with(call, func(s guestapi.Setup) error { return n.setUp(ctx, s) })
+	case guestapi.MethodSync:
+		unix.Sync()
+		return 0, nil
+	}
+	p, err := n.podNow()
+	if err != nil {
+		return 0, err
+	}
+	switch r.Method {
+	case guestapi.MethodCreate:
+		return 0, with(call, func(c guestapi.Create) error { return n.create(ctx, p, c, call.Out) })
+	case guestapi.MethodUpdatePod:
+		return 0, with(call, func(p guestapi.Pod) error { return n.updatePod(ctx, &p.Pod) })
+	case guestapi.MethodPodStats:
+		stats, err := n.backend.PodStats(ctx, p)
+		return 0, answer(call.Out, stats, err)
+	case guestapi.MethodStatuses:
+		statuses, err := n.statuses(ctx, p)
+		return 0, answer(call.Out, statuses, err)
+	case guestapi.MethodEvents:
+		return 0, n.watch(ctx, p, call.Out)
+	case guestapi.MethodRemove:
+		return 0, n.remove(ctx, p, r.Container)
+	}
+	c, err := n.container(r.Container)
+	if err != nil {
+		return 0, err
+	}
+	switch r.Method {
+	case guestapi.MethodStart:
+		return 0, n.startContainer(ctx, p, c, call.Out)
+	case guestapi.MethodStop:
+		return 0, with(call, func(s guestapi.Stop) error { return n.backend.StopContainer(ctx, p, c, s.Grace) })
+	case guestapi.MethodUpdate:
+		return 0, with(call, func(c guestapi.Container) error { return n.update(ctx, p, &c.Container) })
+	case guestapi.MethodStats:
+		stats, err := n.backend.ContainerStats(ctx, p, c)
+		return 0, answer(call.Out, stats, err)
+	case guestapi.MethodLog:
+		return 0, n.follow(ctx, p, c, r.Offset, call)
+	case guestapi.MethodExec:
+		return n.exec(ctx, p, c, r, call)
+	case guestapi.MethodAttach:
+		return 0, n.attach(ctx, p, c, r, call)
+	}
+	return 0, fmt.Errorf("method %q: %w", r.Method, errdefs.ErrNotImplemented)
+}
+
+// with decodes the body of a call.
+func with[T any](call guestagent.Call, do func(T) error) error {
+	var body T
+	if err := json.NewDecoder(call.In).Decode(&body); err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return do(body)
+}
+
+// answer sends the answer of a call, unless the call has failed.
+func answer(out io.Writer, value any, err error) error {
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(out).Encode(value)
+}
+
+func (n *Node) podNow() (*sandbox.Pod, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.pod == nil {
+		return nil, fmt.Errorf("the guest has no pod yet: %w", errdefs.ErrFailedPrecondition)
+	}
+	return n.pod, nil
+}
+
+func (n *Node) container(id string) (*sandbox.Container, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c := n.containers[id]; c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("the guest has no container %s: %w", id, errdefs.ErrNotFound)
+}
+
+// setUp prepares the guest for its pod.
+func (n *Node) setUp(ctx context.Context, s guestapi.Setup) error {
+	n.setup.Lock()
+	defer n.setup.Unlock()
+	if err := configure(s); err != nil {
+		return err
+	}
+	p := &s.Pod.Pod
+	p.Netns = netns
+	if err := n.backend.Validate(p, nil); err != nil {
+		return err
+	}
+	if err := n.setPod(p); err != nil {
+		return err
+	}
+	return n.backend.CreateSandbox(ctx, p)
+}
+
+func (n *Node) setPod(p *sandbox.Pod) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pod = p
+	return writeJSON(podFile, guestapi.Pod{Pod: *p})
+}
+
+func (n *Node) updatePod(ctx context.Context, p *sandbox.Pod) error {
+	p.Netns = netns
+	if err := n.setPod(p); err != nil {
+		return err
+	}
+	return n.backend.UpdateSandbox(ctx, p)
+}
+
+func (n *Node) create(ctx context.Context, p *sandbox.Pod, c guestapi.Create, out io.Writer) error {
+	if err := n.images.mount(ctx, c.Images); err != nil {
+		return err
+	}
+	if err := n.backend.Validate(p, &c.Container.Container); err != nil {
+		return err
+	}
+	if err := n.setContainer(c); err != nil {
+		return err
+	}
+	resolved, err := n.backend.CreateContainer(ctx, p, &c.Container.Container)
+	return answer(out, resolved, err)
+}
+
+func (n *Node) setContainer(c guestapi.Create) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.containers[c.Container.ID] = &c.Container.Container
+	return writeJSON(containerFile(c.Container.ID), c)
+}
+
+// startContainer starts a container and answers with its status, which may already be that of an ended one. That of a program
+// that cannot be executed has the reason.
+func (n *Node) startContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, out io.Writer) error {
+	failed := n.backend.StartContainer(ctx, p, c)
+	status, err := n.backend.Status(ctx, p, c)
+	if failed != nil && (err != nil || status.Reason != sandbox.ReasonStartError || !errdefs.IsFailedPrecondition(failed)) {
+		return failed
+	}
+	return answer(out, status, err)
+}
+
+func (n *Node) update(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	n.mu.Lock()
+	known := n.containers[c.ID]
+	if known == nil {
+		n.mu.Unlock()
+		return fmt.Errorf("the guest has no container %s: %w", c.ID, errdefs.ErrNotFound)
+	}
+	updated := *known
+	updated.Config, updated.Adjustment = proto.CloneOf(known.Config), c.Adjustment
+	updated.Config.Linux = c.Config.GetLinux()
+	n.containers[c.ID] = &updated
+	n.mu.Unlock()
+	return n.backend.UpdateContainer(ctx, p, &updated)
+}
+
+func (n *Node) remove(ctx context.Context, p *sandbox.Pod, id string) error {
+	if err := n.backend.RemoveContainer(ctx, p, &sandbox.Container{ID: id}); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := n.containers[id]
+	delete(n.containers, id)
+	if c != nil {
+		_ = os.Remove(logFile(p, c))
+	}
+	if err := os.Remove(containerFile(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// statuses returns the statuses of all containers by their IDs.
+func (n *Node) statuses(ctx context.Context, p *sandbox.Pod) (map[string]sandbox.Status, error) {
+	n.mu.Lock()
+	containers := slices.Collect(maps.Values(n.containers))
+	n.mu.Unlock()
+	all := map[string]sandbox.Status{}
+	for _, c := range containers {
+		status, err := n.backend.Status(ctx, p, c)
+		if err != nil {
+			return nil, err
+		}
+		all[c.ID] = status
+	}
+	return all, nil
+}
+
+// watcher is a call of MethodEvents.
+type watcher struct {
+	wake chan struct{}
+	// events are those to be sent.
+	events []guestapi.Event
+}
+
+// report is the backend's sandbox.Sink.
+func (n *Node) report(e sandbox.Event) {
+	if e.ContainerID == "" {
+		return // the pod's own init process; the containers that depend on it end, too
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for w := range n.watchers {
+		w.events = append(w.events, guestapi.Event{Container: e.ContainerID, Status: e.Status})
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// watch serves MethodEvents.
+func (n *Node) watch(ctx context.Context, p *sandbox.Pod, out io.Writer) error {
+	w := &watcher{wake: make(chan struct{}, 1)}
+	n.mu.Lock()
+	n.watchers[w] = true
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.watchers, w)
+	}()
+	send := json.NewEncoder(out)
+	statuses, err := n.statuses(ctx, p)
+	if err != nil {
+		return err
+	}
+	for id, status := range statuses {
+		if err := send.Encode(guestapi.Event{Container: id, Status: status}); err != nil {
+			return err
+		}
+	}
+	for {
+		n.mu.Lock()
+		events := w.events
+		w.events = nil
+		n.mu.Unlock()
+		for _, e := range events {
+			if err := send.Encode(e); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-w.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// sizes returns the sizes of the client's terminal.
+func sizes(call guestagent.Call) <-chan sandbox.TermSize {
+	latest := make(chan sandbox.TermSize, 1)
+	call.OnResize(func(columns, rows uint16) {
+		for {
+			select {
+			case latest <- sandbox.TermSize{Width: columns, Height: rows}:
+				return
+			default:
+			}
+			select {
+			case <-latest: // replace a size that nobody has read
+			default:
+			}
+		}
+	})
+	return latest
+}
+
+func (n *Node) exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) (int32, error) {
+	req := sandbox.ExecRequest{Cmd: r.Cmd, TTY: r.TTY}
+	if r.Stdin {
+		req.Stdin = call.In
+	}
+	if r.Stdout {
+		req.Stdout = call.Out
+	}
+	if r.Stderr {
+		req.Stderr = call.Err
+	}
+	if r.TTY {
+		req.Resize = sizes(call)
+	}
+	return n.backend.Exec(ctx, p, c, req)
+}
+
+func (n *Node) attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) error {
+	req := sandbox.AttachRequest{TTY: r.TTY}
+	if r.Stdin {
+		req.Stdin = call.In
+	}
+	if r.Stdout {
+		req.Stdout = call.Out
+	}
+	if r.Stderr {
+		req.Stderr = call.Err
+	}
+	if r.TTY {
+		req.Resize = sizes(call)
+	}
+	return n.backend.Attach(ctx, p, c, req)
+}
+
+// classOf returns the class of an error for the daemon.
+func classOf(err error) wire.Class {
+	switch {
+	case errdefs.IsInvalidArgument(err):
+		return wire.ClassInvalidArgument
+	case errdefs.IsNotFound(err):
+		return wire.ClassNotFound
+	case errdefs.IsFailedPrecondition(err):
+		return wire.ClassFailedPrecondition
+	case errdefs.IsNotImplemented(err):
+		return wire.ClassUnimplemented
+	case errdefs.IsResourceExhausted(err):
+		return wire.ClassExhausted
+	case errdefs.IsUnavailable(err), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return wire.ClassUnavailable
+	}
+	return wire.ClassInternal
+}
