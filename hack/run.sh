@@ -44,6 +44,7 @@ cgroup_parent = "$TRIPOD_TEST_CGROUP"
 [vm] # the machine is small, and emulated, so that the demonstration is the same everywhere
 accel = "tcg"
 default_memory = $((128 << 20))
+$([ ! -e build/guest/version ] || echo "guest_dir = '$PWD/build/guest'")
 
 [edge]
 enabled = true
@@ -123,6 +124,7 @@ welcomes() {
   [[ "$answer" == *"200 OK"*"Welcome to nginx!"* ]] || { printf "%s\n" "${answer:-no answer}" | show >&2; return 1; }
 }
 same()     { [ "$1" = "$2" ]; }
+differ()   { [ "$1" != "$2" ]; }
 matches()  { [[ "$1" == $2 ]]; }
 pod_ip()   { "$TRIPOD" inspectp "$1" | jq -r .status.network.ip; }
 
@@ -333,6 +335,17 @@ has_text()  { [ -f "$1" ] && grep -aq "$2" "$1"; }
 runs()      { "$TRIPOD" exec "$@" >/dev/null 2>&1; }
 serves()    { [[ "$(http "$1" 80)" == *"$2"* ]]; }
 
+demo_walls() {
+  local began=$SECONDS ip
+  say "The image of the first pod, in a machine of its own  (tripod run -r vm-oci)"
+  "$TRIPOD" run -r vm-oci --name walled -d "$nginx" >/dev/null
+  ip=$(pod_ip walled)
+  patience=60 await "it answers HTTP on the pod's address, $ip:80" welcomes "$ip" 80
+  "$TRIPOD" exec walled uname -sr | show
+  check "its kernel is not the node's  (tripod exec)" differ "$("$TRIPOD" exec walled uname -r)" "$(uname -r)"
+  ok "booted, plugged in and started, emulated, in $((SECONDS - began)) s"
+}
+
 demo_edge() {
   local relay ticker sub
   say "Edge modules: the broker in the daemon, and an orchestrator  (tripod orchestrator, tripod edge)"
@@ -401,7 +414,7 @@ leftovers() {
   local name
   for name in conmon crun runc nginx tripod-wasm qemu-system; do pgrep -l "$name" || true; done
   grep -E " ($dir/root|$state)/[^ ]+/" /proc/self/mountinfo || true
-  ls -A "$dir/root/linux" "$state"/{linux,wasm,vm}/pods "$state/netns" "$dir/root/vm/pods" | grep -Ev ':$|^$' || true
+  ls -A "$dir/root/linux" "$state"/{linux,wasm,vm,vm-oci}/pods "$state/netns" "$dir"/root/{vm,vm-oci}/pods | grep -Ev ':$|^$' || true
   find /sys/fs/cgroup \( -fstype cgroup -o -fstype cgroup2 \) -path "*$TRIPOD_TEST_CGROUP/tripod-*" \
     ! -name tripod-conmon ! -name tripod-sessions -type d 2>/dev/null || true # the helpers' cgroups belong to the node, not to a pod
   find "$dir/root/network/leases" -name '[0-9]*.*' || true
@@ -422,6 +435,7 @@ demo() {
   demo_kill
   demo_components
   demo_machine
+  demo_walls
   demo_edge
   demo_remove
   say "All checks passed in $SECONDS s; nothing is left."

@@ -43,3 +43,21 @@ func (p *parts) openVM(ctx context.Context, c *config.Config, images *image.Stor
 	p.opened(b.Close)
 	return b, nil
 }
+
+// openOCI opens the backend for OCI containers in machines. It returns nil if the node has no QEMU or no guest for it, or if
+// its driver cannot run such machines.
+func (p *parts) openOCI(ctx context.Context, c *config.Config, images *image.Store, log *slog.Logger) (*vm.OCI, error) {
+	cfg := vmConfig(c)
+	cfg.Root, cfg.RunDir = filepath.Join(c.Root, "vm-oci"), filepath.Join(c.State, "vm-oci")
+	b, err := vm.OpenOCI(ctx, cfg, images, log)
+	if (errdefs.IsNotFound(err) && c.VM.Emulator == "" && c.VM.GuestDir == "") || errdefs.IsNotImplemented(err) {
+		log.Info("no handler \"vm-oci\"", "reason", err)
+		p.missing["vm-oci"] = err
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w (see `tripod check`)", err)
+	}
+	p.opened(b.Close)
+	return b, nil
+}

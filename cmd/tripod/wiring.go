@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -374,6 +375,13 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 		if m != nil {
 			backends["vm"] = m
 		}
+		o, err := p.openOCI(ctx, c, images, log.With("part", "vm-oci"))
+		if err != nil {
+			return nil, err
+		}
+		if o != nil {
+			backends["vm-oci"] = o
+		}
 	}
 	if c.Backends.Fake {
 		if err := openFake(c, backends, log); err != nil {
@@ -403,9 +411,9 @@ func (p *parts) openLinux(ctx context.Context, c *config.Config, images *image.S
 // checkHandlers completes the reasons for missing handlers, and refuses a configuration whose default handler is missing.
 // The default of node.default_handler may be missing on a node that has another handler, because nobody has chosen it.
 func (p *parts) checkHandlers(c *config.Config, backends map[string]sandbox.Backend) error {
-	for handler, enabled := range map[string]bool{"linux": c.Backends.Linux, "wasm": c.Backends.Wasm, "vm": c.Backends.VM} {
+	for handler, enabled := range map[string]bool{"linux": c.Backends.Linux, "wasm": c.Backends.Wasm, "vm": c.Backends.VM, "vm-oci": c.Backends.VM} {
 		if !enabled {
-			p.missing[handler] = fmt.Errorf("backends.%s is off", handler)
+			p.missing[handler] = fmt.Errorf("backends.%s is off", strings.TrimSuffix(handler, "-oci"))
 		}
 	}
 	why := p.missing[c.Node.DefaultHandler]

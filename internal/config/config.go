@@ -163,6 +163,7 @@ type VM struct {
 	Accel           string   `toml:"accel"`
 	Emulator        string   `toml:"emulator"`
 	Virtiofsd       string   `toml:"virtiofsd"`
+	GuestDir        string   `toml:"guest_dir"`
 	LibvirtURI      string   `toml:"libvirt_uri"`
 	UIDBase         int      `toml:"uid_base"`
 	UIDCount        int      `toml:"uid_count"`

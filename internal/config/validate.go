@@ -217,11 +217,12 @@ func (c *Config) validateVM(v *validator) {
 	v.oneOf("vm.accel", m.Accel, "auto", "kvm", "tcg")
 	v.optional("vm.emulator", m.Emulator)
 	v.optional("vm.virtiofsd", m.Virtiofsd)
+	v.optional("vm.guest_dir", m.GuestDir)
 	if m.Driver == "libvirt" {
 		v.notEmpty("vm.libvirt_uri", m.LibvirtURI)
 	}
 	v.check(m.UIDBase >= 1 && m.UIDBase <= maxUser, "vm.uid_base", "%d is not the number of an unprivileged user", m.UIDBase)
-	v.check(m.UIDCount >= 1 && m.UIDCount <= maxUser-m.UIDBase, "vm.uid_count", "%d users from %d on are not between 1 and %d", m.UIDCount, m.UIDBase, maxUser)
+	v.check(m.UIDCount >= 1 && m.UIDCount <= (maxUser-m.UIDBase)/2, "vm.uid_count", "twice %d users from %d on are not between 1 and %d", m.UIDCount, m.UIDBase, maxUser)
 	v.check(m.DefaultMemory >= minGuestMemory, "vm.default_memory", "%d bytes are less than %d", m.DefaultMemory, minGuestMemory)
 	v.check(m.DefaultCPUs >= 1 && m.DefaultCPUs <= maxCPUs, "vm.default_cpus", "%d is not between 1 and %d", m.DefaultCPUs, maxCPUs)
 	v.check(m.MemoryOverhead >= minOverhead, "vm.memory_overhead", "%d bytes are less than %d", m.MemoryOverhead, minOverhead)
@@ -233,7 +234,7 @@ func (c *Config) validateVM(v *validator) {
 }
 
 // handlers are the handler names of all backends, enabled or not.
-var handlers = []string{"linux", "wasm", "vm", "fake", "fake-unit"}
+var handlers = []string{"linux", "wasm", "vm", "vm-oci", "fake", "fake-unit"}
 
 // handlerName matches a RuntimeClass handler: a DNS label.
 var handlerName = lazyregexp.New(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)

@@ -24,6 +24,12 @@ import (
 // settings holds the configuration, and the parts that Open builds from the configuration.
 type settings struct {
 	Config
+	// Prefix precedes the pod's ID in the names of cgroups and slices.
+	Prefix string
+	// Plug gives the machines a controller for disks that are plugged in later.
+	Plug bool
+	// ScratchBase is the path of the raw image below the scratch disks; "" means that they are empty.
+	ScratchBase string
 	// Driver runs the machines. Backend.Close closes the driver.
 	Driver machine.Driver
 	// Accel may be nil. Inspect then does not report the accelerator.

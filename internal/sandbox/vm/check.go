@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
@@ -36,7 +37,7 @@ func Check(ctx context.Context, c Config) []health.Finding {
 	if c.VM.Driver == driverLibvirt {
 		findings = append(findings, libvirt.Doctor(ctx, libvirt.Config{URI: c.VM.LibvirtURI})...)
 	}
-	findings = append(findings, checkVirtiofs(ctx, c.virtiofsd()), checkUEFI())
+	findings = append(findings, checkVirtiofs(ctx, c.virtiofsd()), checkUEFI(), checkGuest(c))
 	if _, err := agent.FindProgram(); err != nil {
 		findings = append(findings, health.Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
 	}
@@ -65,6 +66,25 @@ func checkUEFI() health.Finding {
 		return f
 	}
 	f.OK, f.Detail = true, found.Code
+	return f
+}
+
+// checkGuest looks for what pods of OCI containers need beside QEMU. The finding is not required, because disk machines need
+// none of it.
+func checkGuest(c Config) health.Finding {
+	files := c.guestFiles()
+	f := health.Finding{Subject: "vm-oci", Detail: files.dir, Remedy: "install the guest (make install-guest) or set vm.guest_dir, and install erofs-utils and e2fsprogs; until then there is no handler \"vm-oci\""}
+	if err := files.check(); err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	for _, program := range []string{"mkfs.erofs", "mke2fs"} {
+		if _, err := exec.LookPath(program); err != nil {
+			f.Detail = err.Error()
+			return f
+		}
+	}
+	f.OK = true
 	return f
 }
 

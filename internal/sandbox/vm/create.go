@@ -117,7 +117,7 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		b.log.Warn("volumes of a machine are limited", "container", c.ID, "reason", why)
 		o.warnings = append(o.warnings, why)
 	}
-	o.volumes.scratch(o.options.ScratchDisks, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
+	o.volumes.scratch(o.options.ScratchDisks, b.cfg.ScratchBase, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
 	if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
 		return nil, fmt.Errorf("the pod's taps: %w", err)
 	}

@@ -32,7 +32,7 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 		Name: id, UUID: o.options.SystemUUID, Dir: b.cfg.machineDir(id), StateDir: b.cfg.diskDir(id),
 		CPUs: b.cpus(o, res), CPUModel: o.options.CPUModel, Memory: b.memory(res),
 		SerialLog: b.cfg.serialLog(id), UID: o.sandbox.state.UID, GID: o.sandbox.state.UID, Cgroup: o.sandbox.state.Cgroup,
-		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.shares, SessionPorts: true, UEFI: o.uefi,
+		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.shares, SessionPorts: true, UEFI: o.uefi, Plug: b.cfg.Plug,
 	}
 	if d.UUID == "" {
 		d.UUID = uuidOf(id)

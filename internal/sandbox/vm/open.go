@@ -54,6 +54,11 @@ type Services struct {
 // Open opens the backend with the driver that the configuration names. It returns errdefs.ErrNotFound if QEMU is
 // missing. The backend leaves all machines alone until Recover is called.
 func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
+	return open(ctx, c, s, nil)
+}
+
+// open is Open for a backend with further settings.
+func open(ctx context.Context, c Config, s Services, adjust func(*settings)) (*Backend, error) {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -61,12 +66,15 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vm backend: %w", err)
 	}
-	set := settings{Config: c, Cgroup: tree, Virtiofs: c.virtiofsd().Probe, UEFI: firmware.Find, Images: s.Images, Network: taps{}, Logger: s.Logger}
+	set := settings{Config: c, Prefix: slicePrefix, Cgroup: tree, Virtiofs: c.virtiofsd().Probe, UEFI: firmware.Find, Images: s.Images, Network: taps{}, Logger: s.Logger}
 	if set.Driver, set.Accel, err = c.openDriver(ctx, tree, s.Logger); err != nil {
 		return nil, fmt.Errorf("vm backend: %w", err)
 	}
 	if set.AgentDisk, err = c.agentDisk(); err != nil {
 		s.Logger.Warn("machines get no agent; exec needs qemu-guest-agent in the guest", "err", err)
+	}
+	if adjust != nil {
+		adjust(&set)
 	}
 	return newBackend(set)
 }

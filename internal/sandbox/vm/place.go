@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// slicePrefix precedes the pod's ID in the names of our cgroups and, with the systemd driver, of the slices of pods without a
-// parent.
+// slicePrefix precedes the pod's ID in the names of the disk machines' cgroups and, with the systemd driver, of the slices of
+// pods without a parent.
 const slicePrefix = "vm-"
 
 // cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. No
@@ -24,9 +24,9 @@ const slicePrefix = "vm-"
 func (b *Backend) cgroupOf(p *sandbox.Pod) string {
 	parent := p.Config.GetLinux().GetCgroupParent()
 	if b.cgroups.Driver == cgroup.DriverSystemd {
-		parent, _ = b.cgroups.Pod(parent, slicePrefix+p.ID)
+		parent, _ = b.cgroups.Pod(parent, b.cfg.Prefix+p.ID)
 	}
-	return b.cgroups.Leaf(cmp.Or(parent, b.cgroups.Parent), cgroup.Mark+slicePrefix+p.ID)
+	return b.cgroups.Leaf(cmp.Or(parent, b.cgroups.Parent), cgroup.Mark+b.cfg.Prefix+p.ID)
 }
 
 // limit applies a container's limits to a cgroup. The memory limit is the guest's memory plus the hypervisor's
@@ -50,5 +50,5 @@ func (b *Backend) removeCgroup(ctx context.Context, id, dir string) error {
 	if err := b.cgroups.Remove(ctx, dir); err != nil {
 		return err
 	}
-	return b.cgroups.RemoveSlice(ctx, slicePrefix+id, path.Dir(dir))
+	return b.cgroups.RemoveSlice(ctx, b.cfg.Prefix+id, path.Dir(dir))
 }

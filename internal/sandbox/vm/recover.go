@@ -170,5 +170,5 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error
 		s.ID = id
 		errs = append(errs, b.removeSandbox(ctx, s))
 	}
-	return errors.Join(append(errs, b.cgroups.RemoveSlices(ctx, slicePrefix, keep))...)
+	return errors.Join(append(errs, b.cgroups.RemoveSlices(ctx, b.cfg.Prefix, keep))...)
 }

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cdi"
+	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
@@ -110,7 +111,8 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 			return fmt.Errorf("a directory cannot be the root disk; give the machine a block device at / (volumeDevices): %w", errdefs.ErrInvalidArgument)
 		}
 		mount.Tag = cloudinit.ShareTag(len(v.shares))
-		v.shares = append(v.shares, machine.Share{Tag: mount.Tag, Path: m.GetHostPath(), Driver: v.driver, ReadOnly: m.GetReadonly()})
+		v.shares = append(v.shares, machine.Share{Tag: mount.Tag, Path: m.GetHostPath(), Driver: v.driver, ReadOnly: m.GetReadonly(),
+			Live: m.GetPropagation() == runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER})
 		v.guestMounts = append(v.guestMounts, mount)
 	default:
 		v.guestMounts = append(v.guestMounts, mount)
@@ -175,11 +177,15 @@ func physicalBlock(logical, physical int) int {
 	return physical
 }
 
-// scratch adds the empty disks that the annotations ask for. makeDisks makes their files.
-func (v *volumes) scratch(wanted []annotations.ScratchDisk, file func(id string) string) {
+// scratch adds the empty disks that the annotations ask for. makeDisks makes their files. If base is not "", the disks have
+// the content of that raw image.
+func (v *volumes) scratch(wanted []annotations.ScratchDisk, base string, file func(id string) string) {
 	for i, w := range wanted {
 		disk := machine.Disk{ID: fmt.Sprintf("scratch%d", i), Format: "qcow2"}
 		disk.Path = file(disk.ID)
+		if base != "" {
+			disk.Base = &machine.Base{File: machine.File{Path: base}, Format: image.FormatRaw}
+		}
 		v.disks = append(v.disks, disk)
 		v.devices = append(v.devices, cloudinit.Device{Serial: disk.ID, Path: w.Path})
 	}

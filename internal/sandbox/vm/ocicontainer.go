@@ -1,0 +1,520 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+var (
+	fpOCIPlugged   = failpoint.New("vm-oci.create-container.plugged")
+	fpOCICreated   = failpoint.New("vm-oci.create-container.created")
+	fpOCIIntent    = failpoint.New("vm-oci.start-container.intent")
+	fpOCIStarted   = failpoint.New("vm-oci.start-container.started")
+	fpOCIStopped   = failpoint.New("vm-oci.stop-container.stopped")
+	fpOCIForgotten = failpoint.New("vm-oci.remove-container.forgotten")
+)
+
+// ociState is a container's state for recovery.
+type ociState struct {
+	ledger.Record
+	// GuestStart is when the run began by the guest's clock. Reports about earlier runs have earlier times.
+	GuestStart time.Time   `json:"guestStart,omitzero"`
+	Resolved   ociResolved `json:"resolved"`
+}
+
+// ociResolved is a sandbox.Resolved in stored form.
+type ociResolved struct {
+	User        *runtimeapi.ContainerUser `json:"user,omitempty"`
+	Mounts      []*runtimeapi.Mount       `json:"mounts,omitempty"`
+	StopSignal  runtimeapi.Signal         `json:"stopSignal"`
+	SwapLimited bool                      `json:"swapLimited,omitempty"`
+}
+
+// Status implements ledger.State. The container's PID is one of the guest's, and so of no use on the node.
+func (s ociState) Status() sandbox.Status { return s.StatusOf(0) }
+
+// lateTime is how long after its grace period a container can take to end before its machine is killed.
+const lateTime = 20 * time.Second
+
+// maxSessions is the maximum number of exec and attach sessions in a pod.
+const maxSessions = wire.MaxStreams / 2
+
+type ociHandle = ledger.Handle[ociState, ociLife]
+
+// ociLife is one run of a container.
+type ociLife struct {
+	pod       *sandbox.Pod
+	container *sandbox.Container
+	log       *guestLog
+	// ended is closed when the end is recorded.
+	ended chan struct{}
+
+	mu sync.Mutex
+	// starting is set until the start of the run is recorded. Until then early has the last report about its end. ending is
+	// set by whoever ends the run.
+	starting bool
+	early    *sandbox.Status
+	ending   bool
+}
+
+// Status implements sandbox.Backend.
+func (o *OCI) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Status, error) {
+	return o.ledger.Status(p.ID, c.ID)
+}
+
+// CreateContainer implements sandbox.Backend. For an existing container it returns the stored answer.
+func (o *OCI) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
+	h, err := o.ledger.Find(p.ID, c.ID)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if h != nil {
+		s, _ := h.Snapshot()
+		return s.Resolved.export(), nil
+	}
+	pod, err := o.running(p.ID)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	create, err := o.inGuest(ctx, pod, c)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if err := fpOCIPlugged.Hit(ctx); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	var resolved sandbox.Resolved
+	if err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodCreate, Container: c.ID}, create, &resolved); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	restoreMounts(&resolved, c)
+	if err := os.MkdirAll(filepath.Dir(o.containerFile(p.ID, c.ID)), 0o700); err != nil {
+		return sandbox.Resolved{}, sandbox.DiskError(err)
+	}
+	err = o.ledger.Create(p.ID, c.ID, ociState{Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Resolved: ociResolved{
+		User: resolved.User, Mounts: resolved.Mounts, StopSignal: resolved.StopSignal, SwapLimited: resolved.SwapLimited,
+	}})
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	return resolved, fpOCICreated.Hit(ctx)
+}
+
+func (r ociResolved) export() sandbox.Resolved {
+	return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}
+}
+
+// inGuest plugs in the container's images, mounts its volumes below the pod's share, and returns the container as the guest
+// sees it.
+func (o *OCI) inGuest(ctx context.Context, pod *ociPod, c *sandbox.Container) (guestapi.Create, error) {
+	own, err := o.plug(ctx, pod, c.ImageID)
+	if err != nil {
+		return guestapi.Create{}, err
+	}
+	create := guestapi.Create{Images: []guestapi.Image{own}}
+	config := proto.CloneOf(c.Config)
+	config.LogPath = c.ID + ".log"
+	for i, m := range config.GetMounts() {
+		if ref := m.GetImage().GetImage(); ref != "" {
+			img, err := o.plug(ctx, pod, ref)
+			if err != nil {
+				return guestapi.Create{}, fmt.Errorf("mounts[%d].image: %w", i, err)
+			}
+			m.Image.Image = img.ID
+			create.Images = append(create.Images, img)
+			continue
+		}
+		pod.volumes.Lock()
+		m.HostPath, err = o.shareVolume(pod.pod.ID, c.ID, m)
+		pod.volumes.Unlock()
+		if err != nil {
+			return guestapi.Create{}, fmt.Errorf("mounts[%d].host_path: %s: %w", i, c.Config.Mounts[i].HostPath, err)
+		}
+	}
+	create.Container.Container = sandbox.Container{ID: c.ID, ImageID: own.ID, Config: config, Adjustment: c.Adjustment}
+	return create, nil
+}
+
+// restoreMounts replaces the guest's paths in the actual mounts with the node's. It drops mounts that nobody has requested.
+func restoreMounts(r *sandbox.Resolved, c *sandbox.Container) {
+	var mounts []*runtimeapi.Mount
+	for _, m := range r.Mounts {
+		for _, requested := range c.Config.GetMounts() {
+			if requested.GetContainerPath() == m.GetContainerPath() {
+				m.HostPath, m.Image = requested.GetHostPath(), requested.GetImage()
+				mounts = append(mounts, m)
+				break
+			}
+		}
+	}
+	r.Mounts = mounts
+}
+
+// StartContainer implements sandbox.Backend.
+func (o *OCI) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	h, err := o.ledger.Startable(p.ID, c.ID)
+	if h == nil {
+		return err
+	}
+	if _, err := o.running(p.ID); err != nil {
+		return err
+	}
+	l := o.newLife(p, c, true)
+	if err := l.log.open(); err != nil {
+		return err
+	}
+	if err := h.Begin(l, func(s *ociState) { s.Start() }); err != nil {
+		l.log.close()
+		return err
+	}
+	err = fpOCIIntent.Hit(ctx)
+	var began sandbox.Status
+	if err == nil {
+		err = o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStart, Container: c.ID}, nil, &began)
+	}
+	if err != nil {
+		return o.failStart(ctx, h, l, err)
+	}
+	if began.Reason == sandbox.ReasonStartError {
+		cause := o.failStart(ctx, h, l, errors.New(began.Message))
+		return fmt.Errorf("start container %s: %w: %w", c.ID, cause, errdefs.ErrFailedPrecondition)
+	}
+	o.tasks.Go(guard.Func(o.log, "log of a container", func() { l.log.follow(o.machines.ctx, o) }))
+	if _, err := h.Update(l, func(s *ociState) { s.StartedAt, s.GuestStart = time.Now(), began.StartedAt }); err != nil {
+		o.log.Error("cannot record that a container was started", "container", c.ID, "err", err)
+	}
+	if early := l.started(false); early != nil && (early.StartedAt.IsZero() || !early.StartedAt.Before(began.StartedAt)) {
+		o.end(h, l, *early)
+	} else if began.State == sandbox.StateExited {
+		o.end(h, l, began)
+	}
+	return fpOCIStarted.Hit(ctx)
+}
+
+func (o *OCI) newLife(p *sandbox.Pod, c *sandbox.Container, starting bool) *ociLife {
+	log := newGuestLog(p, c, o.cursorFile(p.ID, c.ID), o.machines.cfg.LogSizeMax, o.log)
+	return &ociLife{pod: p, container: c, log: log, ended: make(chan struct{}), starting: starting}
+}
+
+// started ends the start of a run, which has failed or not, and returns the last report about it, if any. A run that failed
+// to start is ended by failStart alone.
+func (l *ociLife) started(failed bool) *sandbox.Status {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.starting, l.ending = false, failed
+	return l.early
+}
+
+func (l *ociLife) isStarting() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.starting
+}
+
+// claim reports whether the caller is the one that ends the run. While the run starts, it keeps the report for the caller of
+// StartContainer instead.
+func (l *ociLife) claim(report sandbox.Status) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.starting {
+		l.early = &report
+		return false
+	}
+	claimed := !l.ending
+	l.ending = true
+	return claimed
+}
+
+// failStart records a failed start. If the caller went away, the container returns to Created. A start that failed on the
+// way to the guest or back may have succeeded there, so failStart undoes it.
+func (o *OCI) failStart(ctx context.Context, h *ociHandle, l *ociLife, cause error) error {
+	if ctx.Err() != nil || errdefs.IsUnavailable(cause) {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), guestTime)
+		defer cancel()
+		if err := o.call(undo, h.PodID, guestapi.Request{Method: guestapi.MethodStop, Container: h.ID}, guestapi.Stop{}, nil); err != nil {
+			o.log.Warn("cannot undo the start of a container", "container", h.ID, "err", err)
+		}
+	}
+	l.started(true)
+	l.log.close()
+	h.End(l, func(s *ociState) {
+		if ctx.Err() != nil {
+			s.Record = ledger.Record{ID: s.ID, Phase: ledger.Created}
+			return
+		}
+		s.FailStart(cause)
+	})
+	close(l.ended)
+	return cause
+}
+
+// guestReports handles the guest's report about a container.
+func (o *OCI) guestReports(p *sandbox.Pod, e guestapi.Event) {
+	h := o.ledger.Loaded(e.Container)
+	if h == nil || h.PodID != p.ID || e.Status.State != sandbox.StateExited {
+		return
+	}
+	s, l := h.Snapshot()
+	if l == nil {
+		return
+	}
+	if !e.Status.StartedAt.Before(s.GuestStart) {
+		o.end(h, l, e.Status)
+	}
+}
+
+// end records and reports the end of a run, once its log is complete. It does not wait.
+func (o *OCI) end(h *ociHandle, l *ociLife, status sandbox.Status) {
+	if !l.claim(status) {
+		return
+	}
+	o.tasks.Go(guard.Func(o.log, "end of a container", func() {
+		l.log.await(drainTime)
+		if !l.log.whole.Load() {
+			if o.machines.ctx.Err() != nil {
+				return // the next daemon copies the rest of the log, and then records the end
+			}
+			o.log.Error("the log of an ended container is incomplete", "container", h.ID)
+		}
+		l.log.close()
+		recorded, current := h.End(l, func(s *ociState) {
+			s.Exit(plausibleEnd(status.FinishedAt), status.ExitCode, status.Reason, status.Message)
+		})
+		close(l.ended)
+		if current {
+			o.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: recorded})
+		}
+	}))
+}
+
+// plausibleEnd returns the time of an end by the guest's clock, unless that is in the future.
+func plausibleEnd(at time.Time) time.Time {
+	if now := time.Now(); at.IsZero() || at.After(now) {
+		return now
+	}
+	return at
+}
+
+// endAll records that the pod's containers have ended with their machine. It does not wait, and returns the runs.
+func (o *OCI) endAll(pod string, machine sandbox.Status) (lives []*ociLife) {
+	for _, h := range o.ledger.All() {
+		if _, l := h.Snapshot(); l != nil && h.PodID == pod {
+			l.log.stop()
+			o.end(h, l, endWithMachine(machine))
+			lives = append(lives, l)
+		}
+	}
+	return lives
+}
+
+// endWithMachine is how a container has ended whose machine has.
+func endWithMachine(machine sandbox.Status) sandbox.Status {
+	s := sandbox.Status{State: sandbox.StateExited, ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "the pod's machine has ended", FinishedAt: machine.FinishedAt}
+	switch {
+	case machine.Reason == sandbox.ReasonGuestPanic, machine.Reason == sandbox.ReasonOOMKilled:
+		s.Reason = machine.Reason
+	case machine.Reason == sandbox.ReasonUnknown, machine.State == sandbox.StateAbsent:
+		s.Reason, s.ExitCode = sandbox.ReasonUnknown, sandbox.ExitUnknown
+	}
+	if machine.Message != "" {
+		s.Message += ": " + machine.Message
+	}
+	return s
+}
+
+// StopContainer implements sandbox.Backend. If the guest has not stopped the container some time after the grace period, it
+// does not work as it should, and its machine is killed.
+func (o *OCI) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
+	h, l, err := o.ledger.FindRun(p.ID, c.ID)
+	if l == nil {
+		return err
+	}
+	asked := make(chan error, 1)
+	go func() {
+		asked <- o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStop, Container: c.ID}, guestapi.Stop{Grace: grace}, nil)
+	}()
+	late := time.NewTimer(max(grace, 0) + lateTime)
+	defer late.Stop()
+	for {
+		select {
+		case <-l.ended:
+			return fpOCIStopped.Hit(ctx)
+		case err := <-asked:
+			switch { // otherwise the guest's report about the end is on its way
+			case errdefs.IsNotFound(err):
+				o.end(h, l, sandbox.Status{ExitCode: sandbox.ExitUnknown, Reason: sandbox.ReasonUnknown, Message: "the guest no longer knows the container"})
+			case err != nil:
+				o.log.Warn("a guest has not stopped a container", "container", c.ID, "err", err)
+			}
+		case <-late.C:
+			o.log.Error("killing a machine whose guest does not stop a container", "pod", p.ID, "container", c.ID)
+			mp, mc := o.machine(p)
+			if err := o.machines.StopContainer(ctx, mp, mc, 0); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the end of container %s: %w", c.ID, context.Cause(ctx))
+		}
+	}
+}
+
+// RemoveContainer implements sandbox.Backend.
+func (o *OCI) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	if _, err := o.running(p.ID); err == nil {
+		err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodRemove, Container: c.ID}, nil, nil)
+		if _, gone := o.running(p.ID); err != nil && gone == nil {
+			return err
+		}
+	}
+	if _, l, err := o.ledger.FindRun(p.ID, c.ID); err != nil {
+		return err
+	} else if l != nil {
+		select {
+		case <-l.ended:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the end of container %s: %w", c.ID, context.Cause(ctx))
+		}
+	}
+	if err := fpOCIForgotten.Hit(ctx); err != nil {
+		return err
+	}
+	if err := o.unshare(p.ID, c.ID); err != nil {
+		return err
+	}
+	return errors.Join(ledger.RemoveFile(o.cursorFile(p.ID, c.ID)), o.ledger.Remove(p.ID, c.ID))
+}
+
+// askStatuses returns what the guest says about its containers, or nil if the guest does not answer. It asks only if an
+// order to start a container is recorded, because only then the record may not be true.
+func (o *OCI) askStatuses(ctx context.Context, k sandbox.Known) map[string]sandbox.Status {
+	for _, c := range k.Containers {
+		h, err := o.ledger.Find(k.Pod.ID, c.ID)
+		if err != nil || h == nil {
+			continue
+		}
+		if s, l := h.Snapshot(); l != nil || s.Phase != ledger.Started {
+			continue
+		}
+		asking, cancel := context.WithTimeout(ctx, guestTime)
+		defer cancel()
+		var says map[string]sandbox.Status
+		if err := o.call(asking, k.Pod.ID, guestapi.Request{Method: guestapi.MethodStatuses}, nil, &says); err != nil {
+			o.log.Warn("a guest does not say how its containers are; they count as running", "pod", k.Pod.ID, "err", err)
+			return nil
+		}
+		return says
+	}
+	return nil
+}
+
+// recoverContainer returns the status of a container after a restart of the daemon. If the order to start it has not reached
+// the guest, it can be started again. If it has ended, the watch of the guest will record that, with the end of its log.
+func (o *OCI) recoverContainer(p *sandbox.Pod, c *sandbox.Container, machine sandbox.Status, says map[string]sandbox.Status) (sandbox.Status, error) {
+	h, err := o.ledger.Find(p.ID, c.ID)
+	if h == nil {
+		return sandbox.Status{}, err
+	}
+	s, l := h.Snapshot()
+	switch {
+	case l != nil || s.Phase != ledger.Started:
+	case machine.State != sandbox.StateRunning:
+		end := endWithMachine(machine)
+		err = h.Set(func(s *ociState) { s.Exit(plausibleEnd(end.FinishedAt), end.ExitCode, end.Reason, end.Message) })
+	case says != nil && says[c.ID].State == sandbox.StateAbsent:
+		err = h.Set(func(s *ociState) {
+			s.Exit(time.Now(), sandbox.ExitUnknown, sandbox.ReasonUnknown, "the guest no longer knows the container")
+		})
+	case says != nil && says[c.ID].State == sandbox.StateCreated:
+		err = h.Set(func(s *ociState) { s.Record = ledger.Record{ID: s.ID, Phase: ledger.Created} })
+	default:
+		l = o.newLife(p, c, false)
+		h.Adopt(l)
+		o.tasks.Go(guard.Func(o.log, "log of a container", func() { l.log.follow(o.machines.ctx, o) }))
+	}
+	s, _ = h.Snapshot()
+	return s.Status(), err
+}
+
+// Exec implements sandbox.Execer.
+func (o *OCI) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
+	return o.session(ctx, p, c, guestapi.Request{
+		Method: guestapi.MethodExec, Container: c.ID, Cmd: req.Cmd, TTY: req.TTY,
+		Stdin: req.Stdin != nil, Stdout: req.Stdout != nil, Stderr: req.Stderr != nil && !req.TTY,
+	}, req)
+}
+
+// Attach implements sandbox.Attacher.
+func (o *OCI) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
+	_, err := o.session(ctx, p, c, guestapi.Request{
+		Method: guestapi.MethodAttach, Container: c.ID, TTY: req.TTY, Stdin: req.Stdin != nil, Stdout: req.Stdout != nil, Stderr: req.Stderr != nil,
+	}, sandbox.ExecRequest{TTY: req.TTY, Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, Resize: req.Resize})
+	return err
+}
+
+// session makes a call for a running container that takes as long as its client wants. A pod can have maxSessions of them, so
+// that the streams suffice for the daemon's own calls.
+func (o *OCI) session(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, with sandbox.ExecRequest) (int32, error) {
+	if _, _, err := o.ledger.GetRun(p.ID, c.ID); err != nil {
+		return 0, err
+	}
+	pod, err := o.running(p.ID)
+	if err != nil {
+		return 0, err
+	}
+	defer pod.sessions.Add(-1)
+	if pod.sessions.Add(1) > maxSessions {
+		return 0, fmt.Errorf("pod %s has %d exec and attach sessions, the maximum: %w", p.ID, maxSessions, errdefs.ErrResourceExhausted)
+	}
+	return o.stream(ctx, p.ID, r, with)
+}
+
+// ReopenLog implements sandbox.LogReopener.
+func (o *OCI) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	_, l, err := o.ledger.GetRun(p.ID, c.ID)
+	if err != nil {
+		return err
+	}
+	return l.log.reopen()
+}
+
+// UpdateContainer implements sandbox.Updater.
+func (o *OCI) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	config := proto.CloneOf(c.Config)
+	config.LogPath, config.Mounts = c.ID+".log", nil
+	inner := guestapi.Container{Container: sandbox.Container{ID: c.ID, ImageID: c.ImageID, Config: config, Adjustment: c.Adjustment}}
+	return o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodUpdate, Container: c.ID}, inner, nil)
+}
+
+// ContainerStats implements sandbox.StatsProvider.
+func (o *OCI) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
+	result := &runtimeapi.ContainerStats{}
+	if _, err := o.running(p.ID); err != nil {
+		return result, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	return result, o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStats, Container: c.ID}, nil, result)
+}
+
+// ContainerSamples implements sandbox.StatsProvider. It returns no samples beyond the statistics.
+func (o *OCI) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+	result, err := o.ContainerStats(ctx, p, c)
+	return result, nil, err
+}

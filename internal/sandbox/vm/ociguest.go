@@ -1,0 +1,378 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/atomicfile"
+	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+)
+
+const (
+	// maxAnswer is the largest answer of a guest in bytes. A guest is not trusted.
+	maxAnswer = 1 << 20
+	// maxEvent is the largest event of a guest in bytes.
+	maxEvent = 64 << 10
+	// rewatchMin and rewatchMax limit the pause before the events of a guest that does not answer are watched again.
+	rewatchMin, rewatchMax = 20 * time.Millisecond, 5 * time.Second
+)
+
+// guestFiles are the guest's kernel and initramfs in a directory. It implements Images with this one image.
+type guestFiles struct{ dir string }
+
+// guestFiles returns the guest's files in the configured directory or, without one, in lib/tripod/guest beside the directory of
+// the program.
+func (c Config) guestFiles() guestFiles {
+	if c.VM.GuestDir != "" {
+		return guestFiles{c.VM.GuestDir}
+	}
+	program, err := os.Executable()
+	if err != nil {
+		program = "/usr/bin/tripod"
+	}
+	return guestFiles{filepath.Join(filepath.Dir(filepath.Dir(program)), "lib", "tripod", "guest")}
+}
+
+// check returns errdefs.ErrNotFound if a file is missing.
+func (g guestFiles) check() error {
+	for _, name := range []string{"vmlinux", "initrd"} {
+		if _, err := os.Stat(filepath.Join(g.dir, name)); err != nil {
+			return fmt.Errorf("the guest of machines that run containers: %w: %w (make guest; vm.guest_dir)", err, errdefs.ErrNotFound)
+		}
+	}
+	return nil
+}
+
+// Machine implements Images.
+func (g guestFiles) Machine(context.Context, string) (*image.MachineImage, error) {
+	return &image.MachineImage{Layout: image.LayoutKernel}, nil
+}
+
+// OpenDisk implements Images.
+func (g guestFiles) OpenDisk(context.Context, string, string) (*image.DiskFiles, error) {
+	f := &image.DiskFiles{
+		MachineImage: image.MachineImage{Layout: image.LayoutKernel}, Cmdline: guestCmdline,
+		KernelPath: filepath.Join(g.dir, "vmlinux"), InitrdPath: filepath.Join(g.dir, "initrd"),
+	}
+	var kernelErr, initrdErr error
+	f.Kernel, kernelErr = os.Open(f.KernelPath)
+	f.Initrd, initrdErr = os.Open(f.InitrdPath)
+	if err := errors.Join(kernelErr, initrdErr); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return f, nil
+}
+
+// CloseDisk implements Images.
+func (guestFiles) CloseDisk(context.Context, string) error { return nil }
+
+// Disks implements Images.
+func (guestFiles) Disks(context.Context) ([]string, error) { return nil, nil }
+
+// guestCmdline is the kernel's command line. A panic ends the machine.
+const guestCmdline = "console=ttyS0 quiet no_timer_check cryptomgr.notests panic=-1 reboot=t"
+
+// agent returns the connection to the guest of a pod.
+func (o *OCI) agent(pod string) (*agent.Agent, error) {
+	_, l, err := o.machines.ledger.GetRun(pod, pod)
+	if err != nil {
+		return nil, fmt.Errorf("the pod's machine: %w", err)
+	}
+	if a := l.agent.Load(); a != nil {
+		return a, nil
+	}
+	return nil, fmt.Errorf("the pod's machine has just been started: %w", errdefs.ErrUnavailable)
+}
+
+// stream makes a call in the guest. Right after a restart of the daemon, it waits for the guest.
+func (o *OCI) stream(ctx context.Context, pod string, r guestapi.Request, with sandbox.ExecRequest) (int32, error) {
+	a, err := o.agent(pod)
+	if err != nil {
+		return 0, err
+	}
+	waiting, cancel := context.WithTimeout(ctx, guestTime)
+	err = a.Wait(waiting)
+	cancel()
+	if err != nil {
+		return 0, err
+	}
+	request, err := json.Marshal(r)
+	if err != nil {
+		return 0, err
+	}
+	return a.Stream(ctx, wire.OpService, request, with)
+}
+
+// call makes a call in the guest that has a body and an answer, both of which may be nil.
+func (o *OCI) call(ctx context.Context, pod string, r guestapi.Request, body, answer any) error {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	out := &limitedBuffer{limit: maxAnswer}
+	if _, err := o.stream(ctx, pod, r, sandbox.ExecRequest{Stdin: bytes.NewReader(raw), Stdout: out}); err != nil {
+		return err
+	}
+	if answer == nil {
+		return nil
+	}
+	if err := json.Unmarshal(out.Bytes(), answer); err != nil {
+		return fmt.Errorf("the guest's answer to %s: %w: %w", r.Method, err, errdefs.ErrDataLoss)
+	}
+	return nil
+}
+
+// limitedBuffer is a buffer that takes only so many bytes.
+type limitedBuffer struct {
+	bytes.Buffer
+	limit int
+}
+
+func (b *limitedBuffer) Write(p []byte) (int, error) {
+	if b.Len()+len(p) > b.limit {
+		return 0, fmt.Errorf("more than %d bytes: %w", b.limit, errdefs.ErrResourceExhausted)
+	}
+	return b.Buffer.Write(p)
+}
+
+// watch passes on what the guest says about its containers until the machine has ended.
+func (o *OCI) watch(p *sandbox.Pod) {
+	ctx := o.machines.ctx
+	for pause := rewatchMin; ctx.Err() == nil; pause = min(2*pause, rewatchMax) {
+		if _, _, err := o.machines.ledger.GetRun(p.ID, p.ID); err != nil {
+			o.machineGone(p)
+			return
+		}
+		began := time.Now()
+		err := o.settle(ctx, p)
+		if err == nil {
+			err = o.watchOnce(ctx, p)
+		}
+		if errdefs.IsFailedPrecondition(err) {
+			// The guest has forgotten its pod: it has rebooted.
+			o.log.Error("the guest of a pod has restarted; killing its machine", "pod", p.ID, "err", err)
+			mp, mc := o.machine(p)
+			if err := o.machines.StopContainer(ctx, mp, mc, 0); err != nil {
+				o.log.Error("cannot kill a machine", "pod", p.ID, "err", err)
+			}
+		}
+		o.log.Debug("the events of a guest have ended", "pod", p.ID, "err", err)
+		if time.Since(began) > rewatchMax {
+			pause = rewatchMin
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// machineGone ends the watch of a machine that does not run, and records that. The event about its end can have come before
+// the watch began.
+func (o *OCI) machineGone(p *sandbox.Pod) {
+	status, err := o.machines.ledger.Status(p.ID, p.ID)
+	if err != nil {
+		o.log.Error("how a pod's machine has ended is unknown", "pod", p.ID, "err", err)
+	}
+	o.machineEnded(sandbox.Event{PodID: p.ID, ContainerID: p.ID, Status: status})
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.entry(p.ID).watching = false
+}
+
+// settle ends the runs of containers that the guest does not run and has not run: the order to start them did not reach it,
+// or it has lost them.
+func (o *OCI) settle(ctx context.Context, p *sandbox.Pod) error {
+	runs := map[*ociHandle]*ociLife{} // before the guest is asked, because a start can complete meanwhile
+	for _, h := range o.ledger.All() {
+		if _, l := h.Snapshot(); l != nil && h.PodID == p.ID && !l.isStarting() {
+			runs[h] = l
+		}
+	}
+	var says map[string]sandbox.Status
+	if err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStatuses}, nil, &says); err != nil {
+		return err
+	}
+	for h, l := range runs {
+		if state := says[h.ID].State; state == sandbox.StateAbsent || state == sandbox.StateCreated {
+			o.end(h, l, sandbox.Status{ExitCode: sandbox.ExitUnknown, Reason: sandbox.ReasonUnknown, Message: "the guest does not run the container"})
+		}
+	}
+	return nil
+}
+
+// watchOnce reads the guest's events until the connection ends.
+func (o *OCI) watchOnce(ctx context.Context, p *sandbox.Pod) error {
+	events := &lines{limit: maxEvent, line: func(line []byte) error {
+		var e guestapi.Event
+		if err := json.Unmarshal(line, &e); err != nil {
+			return err
+		}
+		o.guestReports(p, e)
+		return nil
+	}}
+	return o.receive(ctx, p.ID, guestapi.Request{Method: guestapi.MethodEvents}, nil, events)
+}
+
+// receive makes a call and writes what the guest sends. It ends the call if a write fails.
+func (o *OCI) receive(ctx context.Context, pod string, r guestapi.Request, in io.Reader, out io.Writer) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	_, err := o.stream(ctx, pod, r, sandbox.ExecRequest{Stdin: in, Stdout: writerFunc(func(p []byte) (int, error) {
+		n, err := out.Write(p)
+		if err != nil {
+			cancel(err)
+		}
+		return n, err
+	})})
+	return err
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// lines is a writer that passes on whole lines, with their line breaks.
+type lines struct {
+	limit int
+	line  func([]byte) error
+	rest  []byte
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	for data := p; len(data) > 0; {
+		end := bytes.IndexByte(data, '\n') + 1
+		if end == 0 {
+			l.rest = append(l.rest, data...)
+			break
+		}
+		line := data[:end]
+		if len(l.rest) > 0 {
+			line = append(l.rest, line...)
+			l.rest = nil
+		}
+		if err := l.line(line); err != nil {
+			return 0, err
+		}
+		data = data[end:]
+	}
+	if len(l.rest) > l.limit {
+		return 0, fmt.Errorf("the guest sent a line of more than %d bytes: %w", l.limit, errdefs.ErrDataLoss)
+	}
+	return len(p), nil
+}
+
+// machineEnded is the sink of the machines' events. The end of a machine is the end of its containers.
+func (o *OCI) machineEnded(e sandbox.Event) {
+	if e.ContainerID == "" {
+		return
+	}
+	o.mu.Lock()
+	pod := o.pods[e.PodID]
+	wanted := pod == nil || !pod.watching || pod.stopping
+	if pod != nil {
+		pod.stopping = true
+	}
+	o.mu.Unlock()
+	lives := o.endAll(e.PodID, e.Status)
+	if wanted {
+		return
+	}
+	o.tasks.Go(guard.Func(o.log, "end of a pod's machine", func() {
+		for _, l := range lives { // the node takes containers that still run when it hears of the pod for lost
+			select {
+			case <-l.ended:
+			case <-o.machines.ctx.Done():
+				return
+			}
+		}
+		o.ledger.Report(sandbox.Event{PodID: e.PodID})
+	}))
+}
+
+// plugged maps the images of a pod to the LUNs of their disks.
+type plugged map[string]int
+
+// plug gives the machine the disk of an image, unless it has it, and returns the image for the guest.
+func (o *OCI) plug(ctx context.Context, pod *ociPod, ref string) (guestapi.Image, error) {
+	img, err := o.images.Get(ctx, ref)
+	if err != nil {
+		return guestapi.Image{}, fmt.Errorf("image %s: %w", ref, err)
+	}
+	pod.disks.Lock()
+	defer pod.disks.Unlock()
+	id := pod.pod.ID
+	disks := plugged{}
+	if raw, err := os.ReadFile(o.disksFile(id)); err == nil {
+		if err := json.Unmarshal(raw, &disks); err != nil {
+			return guestapi.Image{}, fmt.Errorf("the pod's disks: %w", err)
+		}
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return guestapi.Image{}, err
+	}
+	lun, known := disks[img.ID]
+	if !known {
+		lun = len(disks)
+		disks[img.ID] = lun
+		raw, err := json.Marshal(disks)
+		if err != nil {
+			return guestapi.Image{}, err
+		}
+		if err := atomicfile.Replace(o.disksFile(id), raw, 0o600); err != nil { // first, so that no two disks get the LUN
+			return guestapi.Image{}, sandbox.DiskError(err)
+		}
+	}
+	file, err := o.images.OpenRootDisk(ctx, leaseOf(id, lun), img.ID)
+	if err != nil {
+		return guestapi.Image{}, fmt.Errorf("the disk of image %s: %w", ref, err)
+	}
+	defer file.Close()
+	if err := o.machines.cfg.Driver.Plug(ctx, id, lun, file); err != nil {
+		return guestapi.Image{}, fmt.Errorf("the disk of image %s: %w", ref, err)
+	}
+	return guestapi.Image{Image: img, LUN: lun}, nil
+}
+
+// leaseOf returns the key of the lease of the image with the given LUN.
+func leaseOf(pod string, lun int) string { return fmt.Sprintf("%s%s-%d", ociPrefix, pod, lun) }
+
+// podOfLease returns the pod of a lease's key.
+func podOfLease(key string) (string, bool) {
+	rest, ours := strings.CutPrefix(key, ociPrefix)
+	pod, _, cut := strings.Cut(rest, "-")
+	return pod, ours && cut
+}
+
+// closeDisks releases the images of a pod whose machine has ended.
+func (o *OCI) closeDisks(ctx context.Context, pod string) error {
+	keys, err := o.images.Disks(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, key := range keys {
+		if of, ok := podOfLease(key); ok && of == pod {
+			errs = append(errs, o.images.CloseDisk(ctx, key))
+		}
+	}
+	if err := os.Remove(o.disksFile(pod)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

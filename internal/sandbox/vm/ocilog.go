@@ -1,0 +1,298 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/atomicfile"
+	"github.com/tripod-run/tripod/internal/crilog"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/stream"
+)
+
+const (
+	// maxLogLine is the largest entry of a log in bytes: its content, and the time, the stream and the tag.
+	maxLogLine = crilog.MaxPiece + 256
+	// markStep is the number of bytes of a log after which the cursor is written.
+	markStep = 1 << 20
+)
+
+// guestLog copies a container's log from the guest, where conmon writes it, to the log file on the node. The guest keeps
+// what the node does not have. The cursor file says how much that is, so that a daemon that was killed continues at the
+// right byte:
+//
+//	guest   ─────────────────────────┬──────────▶     Offset at the time of the cursor
+//	node    ──── earlier files ──────┴────▶           Size of the file with inode Inode at that time
+//
+// Only the daemon appends to the file. So whatever the file has beyond Size, it has from beyond Offset.
+type guestLog struct {
+	pod       *sandbox.Pod
+	container *sandbox.Container
+	cursor    string
+	max       int64
+	log       *slog.Logger
+	// end ends follow; done is closed when follow has returned. whole is set if the log is then complete.
+	end   chan struct{}
+	once  sync.Once
+	done  chan struct{}
+	whole atomic.Bool
+
+	mu     sync.Mutex
+	opened bool
+	file   *os.File // nil if the container has no log, or once it is closed
+	size   int64
+	offset int64
+	marked int64
+	full   bool
+	// copying is the copy that may add entries. What an earlier one receives late, the current one receives again.
+	copying *logCopy
+}
+
+// logCopy is one call of MethodLog.
+type logCopy struct{ _ byte }
+
+var errLateEntry = errors.New("the entry belongs to a call that has ended")
+
+// logCursor is the content of a cursor file.
+type logCursor struct {
+	Offset int64  `json:"offset"`
+	Inode  uint64 `json:"inode"`
+	Size   int64  `json:"size"`
+}
+
+// newGuestLog returns the log of a container, which is not open.
+func newGuestLog(p *sandbox.Pod, c *sandbox.Container, cursor string, limit int64, log *slog.Logger) *guestLog {
+	return &guestLog{pod: p, container: c, cursor: cursor, max: limit, log: log, end: make(chan struct{}), done: make(chan struct{})}
+}
+
+// open opens the log file, unless it is open, and finds out how much of the guest's log the node has.
+func (g *guestLog) open() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.opened {
+		return nil
+	}
+	var mark logCursor
+	raw, err := os.ReadFile(g.cursor)
+	if err == nil {
+		err = json.Unmarshal(raw, &mark)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the position in the log of container %s: %w", g.container.ID, err)
+	}
+	g.offset = mark.Offset
+	if size, ok := g.sizeOf(mark.Inode); ok {
+		g.offset += max(size-mark.Size, 0)
+	}
+	if err := g.replaceFile(); err != nil {
+		return err
+	}
+	g.opened = true
+	return nil
+}
+
+// sizeOf returns the size of the log file with an inode. A kubelet renames the file before it asks for a new one.
+func (g *guestLog) sizeOf(inode uint64) (int64, bool) {
+	path, err := stream.LogPath(g.pod.Config.GetLogDirectory(), g.container.Config.GetLogPath())
+	if err != nil || path == "" || inode == 0 {
+		return 0, false
+	}
+	names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "*"))
+	for _, name := range append([]string{path}, names...) {
+		var st unix.Stat_t
+		if unix.Lstat(name, &st) == nil && st.Ino == inode {
+			return st.Size, true
+		}
+	}
+	return 0, false
+}
+
+// reopen continues with a new file at the log's path.
+func (g *guestLog) reopen() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.replaceFile()
+}
+
+// replaceFile opens the file at the log's path. The caller holds mu.
+func (g *guestLog) replaceFile() error {
+	file, err := stream.OpenLogFile(g.pod.Config.GetLogDirectory(), g.container.Config.GetLogPath())
+	if err != nil {
+		return err
+	}
+	if g.file != nil {
+		g.file.Close()
+	}
+	g.file, g.size, g.full = file, 0, false
+	if file != nil {
+		info, err := file.Stat()
+		if err != nil {
+			return err
+		}
+		g.size = info.Size()
+	}
+	return g.mark()
+}
+
+// mark writes the cursor.
+func (g *guestLog) mark() error {
+	m := logCursor{Offset: g.offset, Size: g.size}
+	if g.file != nil {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(g.file.Fd()), &st); err != nil {
+			return err
+		}
+		m.Inode = st.Ino
+	}
+	raw, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	g.marked = g.offset
+	return sandbox.DiskError(atomicfile.Replace(g.cursor, raw, 0o600))
+}
+
+// add appends an entry of the guest's log. What is not an entry, or no longer fits, is dropped.
+func (g *guestLog) add(by *logCopy, line []byte) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if by != g.copying {
+		return errLateEntry
+	}
+	dropped := g.file == nil || g.full
+	if !dropped {
+		_, err := crilog.Parse(line)
+		dropped = err != nil
+	}
+	if !dropped && g.max > 0 && g.size+int64(len(line)) > g.max {
+		g.full, dropped = true, true
+		g.log.Warn("the log of a container is full; its output is dropped until the log is rotated", "container", g.container.ID, "bytes", g.size)
+	}
+	if !dropped {
+		if _, err := g.file.Write(line); err != nil { // the disk is full: the guest sends the entry again later
+			return errors.Join(err, g.file.Truncate(g.size))
+		}
+		g.size += int64(len(line))
+	}
+	g.offset += int64(len(line))
+	if dropped || g.offset-g.marked >= markStep { // a cursor that is older than a dropped line would be wrong
+		return g.mark()
+	}
+	return nil
+}
+
+// follow copies the log until it is complete.
+func (g *guestLog) follow(ctx context.Context, o *OCI) {
+	defer close(g.done)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-g.end:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for pause := rewatchMin; ; pause = min(2*pause, rewatchMax) {
+		err := g.open()
+		if err == nil {
+			err = g.copy(ctx, o)
+		}
+		if err == nil {
+			g.whole.Store(true)
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		o.log.Debug("the log of a container is interrupted", "container", g.container.ID, "err", err)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// begin makes a copy the current one, and returns the offset at which it begins. nil ends the current copy.
+func (g *guestLog) begin(by *logCopy) int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.copying = by
+	return g.offset
+}
+
+// copy copies the log until it is complete or the connection ends.
+func (g *guestLog) copy(ctx context.Context, o *OCI) error {
+	current := new(logCopy)
+	offset := g.begin(current)
+	defer g.begin(nil)
+	acks, ack := io.Pipe()
+	defer ack.Close()
+	received, done := make(chan struct{}, 1), make(chan struct{})
+	defer close(done)
+	go g.acknowledge(ack, received, done)
+	out := &lines{limit: maxLogLine, line: func(line []byte) error {
+		if err := g.add(current, line); err != nil {
+			return err
+		}
+		select {
+		case received <- struct{}{}:
+		default:
+		}
+		return nil
+	}}
+	return o.receive(ctx, g.pod.ID, guestapi.Request{Method: guestapi.MethodLog, Container: g.container.ID, Offset: offset}, acks, out)
+}
+
+// acknowledge tells the guest what the node has, each time that something was received.
+func (g *guestLog) acknowledge(to io.Writer, received, done <-chan struct{}) {
+	for send := json.NewEncoder(to); ; {
+		select {
+		case <-received:
+		case <-done:
+			return
+		}
+		g.mu.Lock()
+		at := g.offset
+		g.mu.Unlock()
+		if send.Encode(guestapi.Ack{Offset: at}) != nil {
+			return
+		}
+	}
+}
+
+// stop ends follow.
+func (g *guestLog) stop() { g.once.Do(func() { close(g.end) }) }
+
+// await waits at most the given time until the log is complete, and then ends follow.
+func (g *guestLog) await(limit time.Duration) {
+	select {
+	case <-g.done:
+	case <-time.After(limit):
+		g.stop()
+		<-g.done
+	}
+}
+
+// close closes the file.
+func (g *guestLog) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.file != nil {
+		g.file.Close()
+		g.file = nil
+	}
+}
