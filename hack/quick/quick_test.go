@@ -238,7 +238,7 @@ func TestSteps(t *testing.T) {
 		"hack/unit.sh changed ./internal/cli",
 		"hack/unit.sh dependents ./internal/cri",
 		"hack/unit.sh dependents ./internal/edge/runtime/unitpods -count=1",
-		"make build",
+		"make build guest",
 		"go test -vet=off -count=1 -timeout 40m -run ^(TestLogs|TestTop)$ ./test/e2e",
 	}
 	var got []string

@@ -31,7 +31,7 @@ const (
 	// linux are the tests of Linux pods beyond the core.
 	linux = `^Test(Process|VolumesAndDevices|Users|Capabilities|Privileged|Seccomp|NoNewPrivs|Sysctls|NamespaceOption|ReadOnlyMounts|MountPropagation|ImageVolume|MultipleContainers|Resources|UserNamespaces|ExecStream|Attach)$`
 	// one pod of each other kind.
-	otherKinds = `^Test(VMPod|WasmServesGRPC)$`
+	otherKinds = `^Test(VMPod|VMOCIPod|WasmServesGRPC)$`
 
 	machines = "internal/sandbox/vm"
 	contract = "internal/sandbox"
@@ -44,9 +44,9 @@ var rooms = []room{
 	{dirs: []string{"internal/cri", "internal/node"}, e2e: core, crash: `^TestN2InitProcessIsKilled$`, dependents: busy},
 	{dirs: []string{"internal/cri/delegate"}, e2e: `^Test(HandlerAliases|RuntimeClasses)`, dependents: leaf},
 	{dirs: []string{"internal/sandbox"}, e2e: either(core, otherKinds), crash: `^TestN2`, dependents: busy},
-	{dirs: []string{"internal/sandbox/linux"}, e2e: either(core, linux), crash: `^TestN2`, dependents: busy},
+	{dirs: []string{"internal/sandbox/linux"}, e2e: either(core, linux, `^TestVMOCIPod$`), crash: `^TestN2`, dependents: busy},
 	{dirs: []string{"internal/sandbox/wasm", "internal/component"}, e2e: `^Test(WasmServesGRPC|WasmProtocol|WasmTLS|WasmRestart|WasmDrains|WasmCommands|WasmHTTP|WasmImages|WasmConfigAndLogging|WasmEgress|WasmRoute|WasmSockets|WasmNames|WasmStats|WasmStandardStreams|W2TrapInOneRequest|W5WorkerIsKilled)$`, dependents: busy},
-	{dirs: []string{"internal/sandbox/vm"}, e2e: `^Test(VMPod|VMConsole|VMExec|VMDisk|VMVolumes|VMRefused|V1Killed)$`, dependents: busy},
+	{dirs: []string{"internal/sandbox/vm"}, e2e: `^Test(VMPod|VMOCIPod|VMConsole|VMExec|VMDisk|VMVolumes|VMRefused|V1Killed)$`, dependents: busy},
 	{dirs: []string{"internal/edge", "internal/channel", "internal/loglimit"}, e2e: `^TestEdge`, dependents: leaf},
 	{dirs: []string{"internal/image"}, e2e: `^Test(Image|Images|PullFailures|SplitImageFileSystem)`, crash: `^TestN1DuringPull$`, dependents: leaf},
 	{dirs: []string{"internal/network"}, e2e: `^Test(Networking|NetworkNotReady|DualStack|MultipleContainers|PortForward|KubeletWaitsForTheNetwork|KubeletTellsThePodCIDR)$`, crash: `^TestN4NetworkPluginMisbehaves$`, dependents: leaf},
@@ -56,6 +56,7 @@ var rooms = []room{
 	{dirs: []string{"cmd", "internal/config"}, e2e: `^Test(KubeletStartUp|PodSandbox|ContainerOperations|RuntimeInfo|RuntimeClasses|HandlerAliases|FaultN13CarrierIsKilled)`, dependents: leaf},
 	{dirs: []string{"cmd/tripod-wasm"}, e2e: `^TestWasm(ServesGRPC|Restart)$`, dependents: leaf},
 	{dirs: []string{"cmd/tripod-agent", "cmd/tripod-vmwrap"}, e2e: `^TestVM(Exec|Libvirt)$`, dependents: leaf},
+	{dirs: []string{"cmd/tripod-guest", "cmd/tripod-init"}, e2e: `^TestVMOCI`, dependents: leaf},
 	{dirs: []string{"internal/nri"}, e2e: `^TestNRI`, dependents: leaf},
 	{dirs: []string{"internal/cdi"}, e2e: `^TestCDI$`, dependents: leaf},
 	{dirs: []string{"internal/stats", "internal/cgroup"}, e2e: `^Test(ContainerStatsLists|Figures|Resources|Top|Metrics)$`, dependents: leaf},

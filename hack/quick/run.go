@@ -49,7 +49,7 @@ func (p *plan) steps() (steps []step) {
 		unit(tests.kind+" that build programs", tests.kind, uncached, "-count=1")
 	}
 	if p.endToEnd() > 0 {
-		add("build", "", []string{"build"}, "make")
+		add("build", "", []string{"build", "guest"}, "make")
 	}
 	for _, name := range daemonTests {
 		if tests := p.daemon[name]; len(tests) > 0 {

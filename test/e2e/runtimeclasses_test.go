@@ -47,7 +47,7 @@ func runtimeClasses(t *testing.T) map[string]*nodev1.RuntimeClass {
 // containers, and not many times as much. That of machines is the node's vm.memory_overhead, which limits QEMU.
 func TestRuntimeClasses(t *testing.T) {
 	classes := runtimeClasses(t)
-	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.VM(t))
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.VMOCI(t))
 	for _, c := range []struct {
 		handler, image, pods, memory string
 		helper                       string // one for each pod; empty: none
@@ -57,11 +57,12 @@ func TestRuntimeClasses(t *testing.T) {
 		{"linux", harness.Busybox, "60", "0", "conmon", 8},
 		{"wasm", harness.GreeterC, "60", "0", "", 0},
 		{"vm", harness.TinyGuest, "1", "67108864", "qemu-system-x86", 16},
+		{"vm-oci", harness.Busybox, "1", "67108864", "qemu-system-x86", 16},
 	} {
 		out := filepath.Join(t.TempDir(), "report.json")
 		args := []string{"bench", "overhead", "--socket", "unix://" + d.Socket, "--handler", c.handler, "--image", c.image, "--pods", c.pods,
 			"--memory", c.memory, "--idle", "1s", "--log-dir", t.TempDir(), "--json", out}
-		if c.handler != "linux" {
+		if c.image != harness.Busybox {
 			args = append(args, "--command", "")
 		}
 		bin, err := harness.Binary()

@@ -48,6 +48,26 @@ func VM(t testing.TB) Option {
 	}
 }
 
+// handlerVariable can name OCIHandler. It is then the default handler, so that the tests of containers show what machines
+// that run containers can do.
+const handlerVariable = "TRIPOD_TEST_HANDLER"
+
+// OCIHandler is the handler of machines that run containers.
+const OCIHandler = "vm-oci"
+
+// VMOCI configures a node whose machines can run containers.
+func VMOCI(t testing.TB) Option {
+	t.Helper()
+	machines := VM(t)
+	if _, err := os.Stat(filepath.Join(Root(), "build", "guest", "version")); err != nil {
+		t.Fatalf("the guest of OCI pods is missing (make guest): %v", err)
+	}
+	return func(d *Daemon) {
+		machines(d)
+		set(d.config, "vm.guest_dir", filepath.Join(Root(), "build", "guest"))
+	}
+}
+
 // RunVM runs a pod with one machine and waits until the machine has started. The pod is removed when the test ends.
 func (d *Daemon) RunVM(t testing.TB, spec *PodSpec) *Container {
 	t.Helper()
