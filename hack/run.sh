@@ -340,7 +340,8 @@ demo_walls() {
   say "The image of the first pod, in a machine of its own  (tripod run -r vm-oci)"
   "$TRIPOD" run -r vm-oci --name walled -d "$nginx" >/dev/null
   ip=$(pod_ip walled)
-  patience=60 await "it answers HTTP on the pod's address, $ip:80" welcomes "$ip" 80
+  patience=60 await "it listens" connects "$ip" 80
+  check "it answers HTTP on the pod's address, $ip:80" welcomes "$ip" 80
   "$TRIPOD" exec walled uname -sr | show
   check "its kernel is not the node's  (tripod exec)" differ "$("$TRIPOD" exec walled uname -r)" "$(uname -r)"
   ok "booted, plugged in and started, emulated, in $((SECONDS - began)) s"
@@ -384,7 +385,7 @@ demo_remove() {
   "$TRIPOD" stop --grace 2 client server >/dev/null
   check "stopped containers report their exit" matches "$("$TRIPOD" ps -a -o json | jq -r '[.containers[].state] | sort | unique | join(" ")')" "CONTAINER_EXITED CONTAINER_RUNNING"
   "$TRIPOD" rm client server >/dev/null
-  "$TRIPOD" rmp -f pair web machine greeter-1 greeter-2 greeter-3 >/dev/null
+  "$TRIPOD" rmp -f pair web machine walled greeter-1 greeter-2 greeter-3 >/dev/null
   check "no pod is left" same "$("$TRIPOD" pods -q)$("$TRIPOD" ps -aq)" ""
   check "the host port is closed" refuses 127.0.0.1 8080
   kill "$daemon_pid"
