@@ -193,7 +193,9 @@ func (o *OCI) machineGone(p *sandbox.Pod) {
 	o.machineEnded(sandbox.Event{PodID: p.ID, ContainerID: p.ID, Status: status})
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.entry(p.ID).watching = false
+	if pod := o.pods[p.ID]; pod != nil { // it may be removed by now
+		pod.watching = false
+	}
 }
 
 // settle ends the runs of containers that the guest does not run and has not run: the order to start them did not reach it,
