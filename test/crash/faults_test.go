@@ -243,9 +243,12 @@ func TestN8StuckRuntime(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 // TestN1DuringPull: after a crash at any fail point of a pull, the daemon starts and pulls the image. The tests of
-// internal/image visit the fail points of disk images and downloads.
+// internal/image visit the fail points of disk images, root disks and downloads.
 func TestN1DuringPull(t *testing.T) {
-	names := without(without(points(t, "image."), "image.disk."), "image.download.")
+	names := points(t, "image.")
+	for _, prefix := range []string{"image.disk.", "image.rootdisk.", "image.download."} {
+		names = without(names, prefix)
+	}
 	for _, point := range names {
 		t.Run(point, func(t *testing.T) {
 			d := harness.NewDaemon(t)

@@ -43,8 +43,9 @@ type equalRun struct {
 }
 
 // differences are the fields that differ by nature, as ROW/FIELD, with the reason. The rows print nothing that depends on the
-// kernel, the cgroup version, the CPUs or the node's own limits and capabilities. A directory's number of links depends on
-// the file system. A guest without a host name from the CRI has the pod's name, because it does not know the node's.
+// kernel, the cgroup version, the CPUs or the node's own limits, capabilities and ignored signals. A directory's number of
+// links depends on the file system. A guest without a host name from the CRI has the pod's name, because it does not know the
+// node's.
 var differences = map[string]string{
 	"device in a volume/stderr": noDevices, "device in a volume/stdout": noDevices,
 }
@@ -222,7 +223,7 @@ var processRows = []equalRow{
 	{name: "image configuration", image: harness.Config, want: "GREETING=hello", options: options(func(c *runtimeapi.ContainerConfig) {
 		c.Args = []string{"id; pwd; env; cat /data/seed own; stat -c '%n %a %u %g' /srv /data own"}
 	})},
-	{name: "process", want: "NSpid:\t1\n", script: "umask; grep -E '^(Umask|NSpid|NSpgid|NSsid|Sig[BICP].*|TracerPid|CoreDumping|THP_enabled):' /proc/1/status; tr '\\0' ' ' </proc/1/cmdline; cat /proc/1/sessionid"},
+	{name: "process", want: "NSpid:\t1\n", script: "umask; grep -E '^(Umask|NSpid|NSpgid|NSsid|Sig[BCP].*|TracerPid|CoreDumping|THP_enabled):' /proc/1/status; tr '\\0' ' ' </proc/1/cmdline; cat /proc/1/sessionid"},
 	{name: "limits", want: "enough", script: "grep -vE 'pending signals|processes|open files' /proc/self/limits; [ $(ulimit -Hn) -ge 20000 ] && [ $(ulimit -Sn) -ge 1024 ] && echo enough"},
 	{name: "names", want: "equal-host", script: "hostname; echo $HOSTNAME; cat /etc/hostname /etc/hosts /etc/resolv.conf; stat -c '%n %a %u %g' /etc/hostname /etc/hosts /etc/resolv.conf"},
 	{name: "hosts file", want: "203.0.113.7", script: "cat /etc/hosts; echo more >>/etc/hosts; tail -n 1 /etc/hosts", options: options(volume("hosts", "/etc/hosts"))},

@@ -297,10 +297,10 @@ func (o *OCI) end(h *ociHandle, l *ociLife, status sandbox.Status) {
 		recorded, current := h.End(l, func(s *ociState) {
 			s.Exit(plausibleEnd(status.FinishedAt), status.ExitCode, status.Reason, status.Message)
 		})
-		close(l.ended)
-		if current {
+		if current { // before those who wait for the end, one of whom reports the end of the pod
 			o.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: recorded})
 		}
+		close(l.ended)
 	}))
 }
 
