@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"maps"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -411,9 +410,12 @@ func (p *parts) openLinux(ctx context.Context, c *config.Config, images *image.S
 // checkHandlers completes the reasons for missing handlers, and refuses a configuration whose default handler is missing.
 // The default of node.default_handler may be missing on a node that has another handler, because nobody has chosen it.
 func (p *parts) checkHandlers(c *config.Config, backends map[string]sandbox.Backend) error {
-	for handler, enabled := range map[string]bool{"linux": c.Backends.Linux, "wasm": c.Backends.Wasm, "vm": c.Backends.VM, "vm-oci": c.Backends.VM} {
-		if !enabled {
-			p.missing[handler] = fmt.Errorf("backends.%s is off", strings.TrimSuffix(handler, "-oci"))
+	for _, h := range []struct {
+		handler, backend string
+		enabled          bool
+	}{{"linux", "linux", c.Backends.Linux}, {"wasm", "wasm", c.Backends.Wasm}, {"vm", "vm", c.Backends.VM}, {"vm-oci", "vm", c.Backends.VM}} {
+		if !h.enabled {
+			p.missing[h.handler] = fmt.Errorf("backends.%s is off", h.backend)
 		}
 	}
 	why := p.missing[c.Node.DefaultHandler]

@@ -477,7 +477,7 @@ func (c *equalRun) eventually(argv ...string) func(want string) string {
 				c.t.Logf("%q: %q after %s", argv, out, time.Since(began).Round(10*time.Millisecond))
 				return fmt.Sprint(out, errs, code)
 			}
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // pacing: nothing announces that the guest sees a change of the node
 		}
 	}
 }

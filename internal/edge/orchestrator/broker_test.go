@@ -291,7 +291,7 @@ func TestOrderAfterQuiet(t *testing.T) {
 	client.say("realm/proc/reg/m", envelope("create", `{"type":"manager","uuid":"m"}`))
 	client.say("realm/proc/reg/r", envelope("create", `{"type":"runtime","uuid":"r","parent":"m","max_nmodules":2}`))
 	for _, uuid := range []string{"a", "b"} {
-		time.Sleep(4 * orderTick)
+		time.Sleep(4 * orderTick) // pacing: the ticker stops at a tick without open orders, which nothing announces
 		client.say("realm/proc/control", envelope("create", `{"type":"module","uuid":"`+uuid+`","parent":"r"}`))
 		eventually(t, "the order for "+uuid+" is confirmed", func() bool {
 			m := o.state.get(key{Module, uuid})

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 func TestModuleList(t *testing.T) {
@@ -89,18 +91,12 @@ func TestReap(t *testing.T) {
 		defer c.Process.Release()
 	}
 	var status unix.WaitStatus
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		s, ended := reap(program.Process.Pid)
-		if ended {
+	until.Holds(t, "the processes are reaped", func() bool {
+		if s, ended := reap(program.Process.Pid); ended {
 			status = s
 		}
-		if unix.Kill(other.Process.Pid, 0) == unix.ESRCH && unix.Kill(program.Process.Pid, 0) == unix.ESRCH {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the processes were not reaped")
-		}
-	}
+		return unix.Kill(other.Process.Pid, 0) == unix.ESRCH && unix.Kill(program.Process.Pid, 0) == unix.ESRCH
+	})
 	if got, want := describe(status), "exited with code 3"; got != want {
 		t.Errorf("status: got %q, want %q", got, want)
 	}

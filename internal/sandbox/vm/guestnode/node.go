@@ -458,6 +458,16 @@ func sizes(call guestagent.Call) <-chan sandbox.TermSize {
 }
 
 func (n *Node) exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) (int32, error) {
+	return n.backend.Exec(ctx, p, c, stdio(r, call))
+}
+
+func (n *Node) attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) error {
+	req := stdio(r, call)
+	return n.backend.Attach(ctx, p, c, sandbox.AttachRequest{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.TTY, Resize: req.Resize})
+}
+
+// stdio returns the request with those streams of the call that the client wants.
+func stdio(r guestapi.Request, call guestagent.Call) sandbox.ExecRequest {
 	req := sandbox.ExecRequest{Cmd: r.Cmd, TTY: r.TTY}
 	if r.Stdin {
 		req.Stdin = call.In
@@ -471,24 +481,7 @@ func (n *Node) exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r
 	if r.TTY {
 		req.Resize = sizes(call)
 	}
-	return n.backend.Exec(ctx, p, c, req)
-}
-
-func (n *Node) attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) error {
-	req := sandbox.AttachRequest{TTY: r.TTY}
-	if r.Stdin {
-		req.Stdin = call.In
-	}
-	if r.Stdout {
-		req.Stdout = call.Out
-	}
-	if r.Stderr {
-		req.Stderr = call.Err
-	}
-	if r.TTY {
-		req.Resize = sizes(call)
-	}
-	return n.backend.Attach(ctx, p, c, req)
+	return req
 }
 
 // classOf returns the class of an error for the daemon.
