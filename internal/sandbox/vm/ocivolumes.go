@@ -58,14 +58,16 @@ func (o *OCI) makeShared(pod string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return sandbox.DiskError(err)
 	}
-	info, err := mount.Lookup(dir)
+	on, err := isMountPoint(dir)
 	if err != nil {
 		return err
 	}
-	if info.Mountpoint == dir && strings.Contains(info.Optional, "shared:") {
-		return nil
-	}
-	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+	if on {
+		info, err := mount.Lookup(dir)
+		if err != nil || strings.Contains(info.Optional, "shared:") {
+			return err
+		}
+	} else if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
 		return os.NewSyscallError("mount", err)
 	}
 	for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} { // out of the parent's peer group, into one of its own
@@ -76,13 +78,18 @@ func (o *OCI) makeShared(pod string) error {
 	return nil
 }
 
-// isMountPoint reports whether something is mounted on the directory.
-func isMountPoint(dir string) (bool, error) {
-	info, err := mount.Lookup(dir)
-	if errors.Is(err, os.ErrNotExist) {
+// isMountPoint reports whether something is mounted at the path, whose parents may be symlinks. It does not open the path,
+// because to open a socket fails, and to open a FIFO blocks.
+func isMountPoint(path string) (bool, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		return false, nil
+	case err != nil:
+		return false, &os.PathError{Op: "statx", Path: path, Err: err}
 	}
-	return err == nil && info.Mountpoint == dir, err
+	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
 // A volume is mounted once per pod, below the pod's share, under a name that is made from its source. Containers that mount the
@@ -190,11 +197,14 @@ func (o *OCI) shareVolume(pod, id string, m *runtimeapi.Mount) (string, error) {
 		return "", err
 	}
 	at := filepath.Join(o.sharedDir(pod), name)
-	if err := makeMountPoint(at, st.Mode&unix.S_IFMT == unix.S_IFDIR); err != nil {
+	on, err := isMountPoint(at)
+	if err != nil {
 		return "", err
 	}
-	on, err := isMountPoint(at)
-	if err == nil && !on {
+	if !on {
+		if err := makeMountPoint(at, st.Mode&unix.S_IFMT == unix.S_IFDIR); err != nil {
+			return "", err
+		}
 		err = bind(source, at, readOnly, m.GetPropagation())
 	}
 	return filepath.Join(guestapi.Shared, name), err
@@ -204,7 +214,10 @@ func makeMountPoint(at string, dir bool) error {
 	if dir {
 		return os.MkdirAll(at, 0o755)
 	}
-	f, err := os.OpenFile(at, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(at, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
