@@ -419,8 +419,6 @@ func onNodeWhenDone(name string) func(*equalRun) string {
 	}
 }
 
-// Missing here: a pipe or a socket in a volume that connects two containers of a pod, and a file that one container writes and
-// another reads at once. Each container has its own mount of a volume in the pod's share, so a guest has two inodes for a file.
 var volumeRows = []equalRow{
 	{name: "volume", want: "from the node", options: options(volume("data", "/data")), act: onNodeWhenDone("data"),
 		script: "cd /data; cat seed link absolute sub/file; ls -Rln . | awk '{print $1, $2, $3, $4, $9}'; echo new >new; mkdir -p dir/deep; ln new hard; ln -s new soft; mkfifo fifo; chmod 4755 new; chown 5:6 hard; mv sub moved; rm link; touch -d '2001-02-03 00:00:00' seed; stat -c '%h %s' new; stat -c %Y seed; truncate -s 100000 sparse; echo appended >>seed; cat new hard soft seed"},
@@ -460,6 +458,12 @@ var volumeRows = []equalRow{
 			c.t.Error(err)
 		}
 		return got + c.eventually("cat", "/mnt/new")("new on the node\n")
+	}},
+	{name: "FIFO between containers", script: "mkfifo /mnt/fifo; echo ready; read line </mnt/fifo; echo got $line", want: "got hello", options: options(volume("empty", "/mnt")), act: func(c *equalRun) string {
+		c.WaitLog("ready")
+		partner := c.Pod.Run(harness.ContainerConfig("partner", harness.Busybox, harness.Shell("echo hello >/mnt/fifo"), volume(filepath.Join(c.dir, "empty"), "/mnt")))
+		defer partner.Remove()
+		return fmt.Sprint(partner.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED).ExitCode, c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED).ExitCode)
 	}},
 	{name: "setuid into a volume", image: harness.NoNewPrivs, script: "cp /nnp /mnt/nnp; chmod 4755 /mnt/nnp", options: options(volume("empty", "/mnt"))},
 	{name: "setuid in a volume", image: harness.NoNewPrivs, want: "uid", options: options(harness.Command("/mnt/nnp"), volume("empty", "/mnt"), harness.Security(func(s *security) { s.RunAsUser = value(1000) }))},
