@@ -92,9 +92,10 @@ func isMountPoint(path string) (bool, error) {
 	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
-// A volume is mounted once per pod, below the pod's share, under a name that is made from its source. Containers that mount the
-// same source share that mount, because virtiofsd takes the files of two mounts for different ones: a socket or a lock in one
-// would not be the other's. The directory uses says which containers use a mount:
+// A volume is mounted below the pod's share, under a name that is made from its source. Containers that mount the same source
+// share that mount, because virtiofsd takes the files of two mounts for different ones: a socket or a lock in one would not be
+// the other's. Only a container that may do more than the mount allows gets another one (see findMount). The directory uses
+// says which containers use a mount:
 //
 //	<dir>/shared/<name>        the mount
 //	<dir>/uses/<name>/<id>     an empty file
@@ -155,15 +156,38 @@ func (o *OCI) unshareVolume(pod, use string) error {
 	return errors.Join(os.Remove(use), os.Remove(filepath.Dir(use)))
 }
 
-// volumeName returns the name of a volume's mount. A source that was replaced is another volume.
-func volumeName(source string, st unix.Stat_t, m *runtimeapi.Mount, readOnly bool) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%d\x00%d\x00%t", source, st.Dev, st.Ino, m.GetPropagation(), readOnly))
+// volumeMount is one mount of a source below a pod's share.
+type volumeMount struct {
+	source string
+	stat   unix.Stat_t
+	// readOnly: the guest cannot write to it. live: what is mounted below the source later appears in it.
+	readOnly, live bool
+}
+
+// name returns the name of the mount. A source that was replaced is another one.
+func (v volumeMount) name() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%d\x00%d\x00%t\x00%t", v.source, v.stat.Dev, v.stat.Ino, v.live, v.readOnly))
 	return hex.EncodeToString(sum[:16])
 }
 
+// findMount returns the mount for a container that asks for one like want, and whether it exists. A mount that allows more will
+// do, because the pod has those rights anyway; the guest then keeps it read-only for the container. A mount that allows less
+// will not, and its rights are never extended: the guest of a pod that may only read a source must not be able to write to it.
+func (o *OCI) findMount(pod string, want volumeMount) (volumeMount, bool, error) {
+	for _, have := range []volumeMount{{live: true}, {}, {live: true, readOnly: true}, {readOnly: true}} {
+		if have.readOnly && !want.readOnly || want.live && !have.live {
+			continue
+		}
+		have.source, have.stat = want.source, want.stat
+		if on, err := isMountPoint(filepath.Join(o.sharedDir(pod), have.name())); on || err != nil {
+			return have, on, err
+		}
+	}
+	return want, false, nil
+}
+
 // shareVolume mounts a volume of the container below the pod's share, and returns its path in the guest. A missing source is
-// made, as a directory. A read-only volume shares the mount of a writable one, which the pod may write to anyway; the guest
-// then keeps it read-only for the container. The caller holds the lock of the pod's volumes.
+// made, as a directory. The caller holds the lock of the pod's volumes.
 func (o *OCI) shareVolume(pod, id string, m *runtimeapi.Mount) (string, error) {
 	source, err := filepath.EvalSymlinks(m.GetHostPath())
 	if errors.Is(err, os.ErrNotExist) {
@@ -175,20 +199,15 @@ func (o *OCI) shareVolume(pod, id string, m *runtimeapi.Mount) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(source, &st); err != nil {
+	want := volumeMount{source: source, readOnly: m.GetReadonly(), live: m.GetPropagation() == runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER}
+	if err := unix.Stat(source, &want.stat); err != nil {
 		return "", &os.PathError{Op: "stat", Path: source, Err: err}
 	}
-	name, readOnly := volumeName(source, st, m, false), m.GetReadonly()
-	if readOnly {
-		writable, err := isMountPoint(filepath.Join(o.sharedDir(pod), name))
-		if err != nil {
-			return "", err
-		}
-		if readOnly = !writable; readOnly {
-			name = volumeName(source, st, m, true)
-		}
+	v, on, err := o.findMount(pod, want)
+	if err != nil {
+		return "", err
 	}
+	name := v.name()
 	uses := filepath.Join(o.usesDir(pod), name)
 	if err := os.MkdirAll(uses, 0o700); err != nil {
 		return "", err
@@ -196,16 +215,12 @@ func (o *OCI) shareVolume(pod, id string, m *runtimeapi.Mount) (string, error) {
 	if err := os.WriteFile(filepath.Join(uses, id), nil, 0o600); err != nil {
 		return "", err
 	}
-	at := filepath.Join(o.sharedDir(pod), name)
-	on, err := isMountPoint(at)
-	if err != nil {
-		return "", err
-	}
 	if !on {
-		if err := makeMountPoint(at, st.Mode&unix.S_IFMT == unix.S_IFDIR); err != nil {
+		at := filepath.Join(o.sharedDir(pod), name)
+		if err := makeMountPoint(at, v.stat.Mode&unix.S_IFMT == unix.S_IFDIR); err != nil {
 			return "", err
 		}
-		err = bind(source, at, readOnly, m.GetPropagation())
+		err = v.bind(at)
 	}
 	return filepath.Join(guestapi.Shared, name), err
 }
@@ -226,18 +241,18 @@ func makeMountPoint(at string, dir bool) error {
 
 // bind mounts the source at the given path. The guest cannot use devices in it, and cannot write to a read-only one,
 // whatever its kernel does.
-func bind(source, at string, readOnly bool, propagation runtimeapi.MountPropagation) error {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+func (v volumeMount) bind(at string) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, v.source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
 		return os.NewSyscallError("open_tree", err)
 	}
-	tree := os.NewFile(uintptr(fd), source)
+	tree := os.NewFile(uintptr(fd), v.source)
 	defer tree.Close()
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID, Propagation: unix.MS_PRIVATE}
-	if propagation == runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER {
+	if v.live {
 		attr.Propagation = unix.MS_SLAVE
 	}
-	if readOnly {
+	if v.readOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {

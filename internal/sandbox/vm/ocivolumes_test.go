@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
@@ -128,5 +129,44 @@ func TestVolumesOfEachType(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestVolumesOfDifferentRights: a container uses a mount of its source that allows what it asks for. The guest never gets more
+// than a container has asked for.
+func TestVolumesOfDifferentRights(t *testing.T) {
+	const live = runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER
+	read, write := &runtimeapi.Mount{Readonly: true}, &runtimeapi.Mount{}
+	readLive, writeLive := &runtimeapi.Mount{Readonly: true, Propagation: live}, &runtimeapi.Mount{Propagation: live}
+	for name, c := range map[string]struct {
+		asked  []*runtimeapi.Mount
+		mounts int
+	}{
+		"write, then read":                 {[]*runtimeapi.Mount{write, read, read}, 1},
+		"read, then write":                 {[]*runtimeapi.Mount{read, write, read}, 2}, // documented in docs/vm-oci.md
+		"propagation, then none":           {[]*runtimeapi.Mount{writeLive, write, read, readLive}, 1},
+		"none, then propagation":           {[]*runtimeapi.Mount{write, writeLive, write}, 2},
+		"read with propagation, then none": {[]*runtimeapi.Mount{readLive, read}, 1},
+		"neither allows the other":         {[]*runtimeapi.Mount{write, readLive, read}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, source := sharedVolumes(t, t.TempDir()), t.TempDir()
+			paths := map[string]bool{}
+			for i, m := range c.asked {
+				m := &runtimeapi.Mount{HostPath: source, Readonly: m.Readonly, Propagation: m.Propagation}
+				path := share(t, o, string(rune('a'+i)), m)
+				paths[path] = true
+				err := os.WriteFile(filepath.Join(o.sharedDir("p"), strings.TrimPrefix(path, guestapi.Shared), "x"), nil, 0o600)
+				if err != nil && !m.Readonly {
+					t.Errorf("container %d asked for a writable mount: %v", i, err)
+				}
+				if err == nil && m.Readonly && len(paths) == 1 && c.asked[0].Readonly {
+					t.Errorf("container %d: the guest can write, for which no container has asked", i)
+				}
+			}
+			if len(paths) != c.mounts {
+				t.Errorf("mounts: got %d, want %d", len(paths), c.mounts)
+			}
+		})
 	}
 }
