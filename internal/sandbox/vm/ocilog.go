@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -92,10 +93,11 @@ func (g *guestLog) open() error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the position in the log of container %s: %w", g.container.ID, err)
 	}
-	g.offset = mark.Offset
-	if size, ok := g.sizeOf(mark.Inode); ok {
-		g.offset += max(size-mark.Size, 0)
+	size, err := g.wholeSize(mark)
+	if err != nil {
+		return err
 	}
+	g.offset = mark.Offset + max(size-mark.Size, 0)
 	if err := g.replaceFile(); err != nil {
 		return err
 	}
@@ -103,20 +105,50 @@ func (g *guestLog) open() error {
 	return nil
 }
 
-// sizeOf returns the size of the log file with an inode. A kubelet renames the file before it asks for a new one.
-func (g *guestLog) sizeOf(inode uint64) (int64, bool) {
+// wholeSize returns the size of the log file of the cursor, or 0 if it is gone, and cuts off a part of an entry at its end. A
+// kubelet renames the file before it asks for a new one.
+func (g *guestLog) wholeSize(mark logCursor) (int64, error) {
 	path, err := stream.LogPath(g.pod.Config.GetLogDirectory(), g.container.Config.GetLogPath())
-	if err != nil || path == "" || inode == 0 {
-		return 0, false
+	if err != nil || path == "" || mark.Inode == 0 {
+		return 0, nil
 	}
 	names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "*"))
 	for _, name := range append([]string{path}, names...) {
 		var st unix.Stat_t
-		if unix.Lstat(name, &st) == nil && st.Ino == inode {
-			return st.Size, true
+		if unix.Lstat(name, &st) != nil || st.Ino != mark.Inode || st.Mode&unix.S_IFMT != unix.S_IFREG {
+			continue
 		}
+		file, err := os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+		if err != nil {
+			return 0, err
+		}
+		defer file.Close()
+		return cutEntry(file, mark.Size)
 	}
-	return 0, false
+	return 0, nil
+}
+
+// cutEntry cuts off a part of an entry at the end of a log, which a daemon leaves that is killed while it writes. It cuts off
+// nothing below the given size, and returns the file's size.
+func cutEntry(file *os.File, from int64) (int64, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return 0, err
+	}
+	size := info.Size()
+	start := max(from, size-maxLogLine)
+	if start >= size {
+		return size, nil
+	}
+	tail := make([]byte, size-start)
+	if _, err := file.ReadAt(tail, start); err != nil {
+		return 0, err
+	}
+	end := start + int64(bytes.LastIndexByte(tail, '\n')) + 1
+	if end == size || end == start && start > from { // whole, or not a part of an entry, which would be shorter
+		return size, nil
+	}
+	return end, sandbox.DiskError(file.Truncate(end))
 }
 
 // reopen continues with a new file at the log's path.

@@ -27,7 +27,7 @@ func logOf(t *testing.T, dir string, limit int64) *guestLog {
 func entry(n int) string { return fmt.Sprintf("2016-10-06T00:17:09.669794202Z stdout F line %d\n", n) }
 
 // TestGuestLogContinues: a daemon that was killed at any entry, also right after a rotation, continues the log at the byte
-// after those that the node has. Entries are neither lost nor doubled.
+// after those that the node has. Entries are neither lost nor doubled, also if a part of one was written.
 func TestGuestLogContinues(t *testing.T) {
 	const entries = 40
 	var whole strings.Builder
@@ -36,9 +36,20 @@ func TestGuestLogContinues(t *testing.T) {
 	}
 	for rotateAt := 5; rotateAt < entries; rotateAt += 7 {
 		dir := t.TempDir()
+		tear := func(name string, n int) { // the write of an entry is cut off
+			file, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_APPEND, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			if _, err := file.WriteString(entry(n)[:n%len(entry(n))]); err != nil {
+				t.Fatal(err)
+			}
+		}
 		g := logOf(t, dir, 0)
 		for at, n := 0, 0; at < whole.Len(); n++ {
 			if n%3 == 0 { // killed: nothing is closed, and the cursor is as old as it happens to be
+				tear("c.log", n)
 				g = logOf(t, dir, 0)
 				if int(g.offset) != at {
 					t.Fatalf("rotation at entry %d, offset after a restart at entry %d: got %d, want %d", rotateAt, n, g.offset, at)
@@ -49,6 +60,7 @@ func TestGuestLogContinues(t *testing.T) {
 					t.Fatal(err)
 				}
 				if n%2 == 0 { // the daemon is killed between the kubelet's two steps
+					tear("c.log.1", n)
 					g = logOf(t, dir, 0)
 				} else if err := g.reopen(); err != nil {
 					t.Fatal(err)
