@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/atomicfile"
@@ -52,6 +53,7 @@ type guestLog struct {
 
 	mu     sync.Mutex
 	opened bool
+	closed bool
 	file   *os.File // nil if the container has no log, or once it is closed
 	size   int64
 	offset int64
@@ -84,6 +86,14 @@ func (g *guestLog) open() error {
 	defer g.mu.Unlock()
 	if g.opened {
 		return nil
+	}
+	return g.resume()
+}
+
+// resume does the work of open. The caller holds mu.
+func (g *guestLog) resume() error {
+	if g.closed {
+		return fmt.Errorf("the log of container %s has ended: %w", g.container.ID, errdefs.ErrFailedPrecondition)
 	}
 	var mark logCursor
 	raw, err := os.ReadFile(g.cursor)
@@ -151,10 +161,13 @@ func cutEntry(file *os.File, from int64) (int64, error) {
 	return end, sandbox.DiskError(file.Truncate(end))
 }
 
-// reopen continues with a new file at the log's path.
+// reopen continues with a new file at the log's path. It returns errdefs.ErrFailedPrecondition once the log is closed.
 func (g *guestLog) reopen() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if !g.opened || g.closed {
+		return g.resume()
+	}
 	return g.replaceFile()
 }
 
@@ -323,6 +336,7 @@ func (g *guestLog) await(limit time.Duration) {
 func (g *guestLog) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.closed = true
 	if g.file != nil {
 		g.file.Close()
 		g.file = nil

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -15,13 +17,17 @@ import (
 
 func logOf(t *testing.T, dir string, limit int64) *guestLog {
 	t.Helper()
-	p := &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{LogDirectory: dir}}
-	c := &sandbox.Container{ID: "c", Config: &runtimeapi.ContainerConfig{LogPath: "c.log"}}
-	g := newGuestLog(p, c, filepath.Join(dir, "cursor"), limit, slog.New(slog.DiscardHandler))
+	g := unopenedLog(dir, limit)
 	if err := g.open(); err != nil {
 		t.Fatal(err)
 	}
 	return g
+}
+
+func unopenedLog(dir string, limit int64) *guestLog {
+	p := &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{LogDirectory: dir}}
+	c := &sandbox.Container{ID: "c", Config: &runtimeapi.ContainerConfig{LogPath: "c.log"}}
+	return newGuestLog(p, c, filepath.Join(dir, "cursor"), limit, slog.New(slog.DiscardHandler))
 }
 
 func entry(n int) string { return fmt.Sprintf("2016-10-06T00:17:09.669794202Z stdout F line %d\n", n) }
@@ -82,6 +88,36 @@ func TestGuestLogContinues(t *testing.T) {
 		if got != whole.String() {
 			t.Errorf("rotation at entry %d: got\n%s", rotateAt, got)
 		}
+	}
+}
+
+// TestGuestLogReopens: a kubelet can rotate a log that the daemon has not opened yet after its start, and one that has ended.
+func TestGuestLogReopens(t *testing.T) {
+	dir := t.TempDir()
+	if err := logOf(t, dir, 0).add(nil, []byte(entry(0))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(dir, "c.log"), filepath.Join(dir, "c.log.1")); err != nil {
+		t.Fatal(err)
+	}
+	g := unopenedLog(dir, 0)
+	if err := errors.Join(g.reopen(), g.open()); err != nil {
+		t.Fatal(err)
+	}
+	if int(g.offset) != len(entry(0)) {
+		t.Errorf("offset after a rotation before the log was opened: got %d, want %d", g.offset, len(entry(0)))
+	}
+	g.close()
+	if err := g.reopen(); !errdefs.IsFailedPrecondition(err) || g.file != nil {
+		t.Errorf("rotation of a closed log: got error %v and file %v, want a failed precondition and none", err, g.file)
+	}
+	if g = logOf(t, dir, 0); int(g.offset) != len(entry(0)) {
+		t.Errorf("offset after a restart: got %d, want %d", g.offset, len(entry(0)))
+	}
+	g = unopenedLog(dir, 0)
+	g.close()
+	if err := g.open(); !errdefs.IsFailedPrecondition(err) || g.file != nil {
+		t.Errorf("open after close: got error %v and file %v, want a failed precondition and none", err, g.file)
 	}
 }
 
