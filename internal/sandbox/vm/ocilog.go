@@ -38,7 +38,9 @@ const (
 //	guest   ─────────────────────────┬──────────▶     Offset at the time of the cursor
 //	node    ──── earlier files ──────┴────▶           Size of the file with inode Inode at that time
 //
-// Only the daemon appends to the file. So whatever the file has beyond Size, it has from beyond Offset.
+// Only the daemon appends to the file. So whatever the file has beyond Size, it has from beyond Offset. An entry that is dropped
+// breaks that, so the cursor is written before the next one is added. The guest may free only what the cursor and the file say
+// that the node has.
 type guestLog struct {
 	pod       *sandbox.Pod
 	container *sandbox.Container
@@ -56,8 +58,9 @@ type guestLog struct {
 	closed bool
 	file   *os.File // nil if the container has no log, or once it is closed
 	size   int64
-	offset int64
-	marked int64
+	offset int64 // where the copy continues
+	kept   int64 // where a next daemon would continue; less than offset if entries were dropped since the cursor was written
+	marked int64 // the offset when the cursor was last to be written
 	full   bool
 	// copying is the copy that may add entries. What an earlier one receives late, the current one receives again.
 	copying *logCopy
@@ -206,7 +209,11 @@ func (g *guestLog) mark() error {
 		return err
 	}
 	g.marked = g.offset
-	return sandbox.DiskError(atomicfile.Replace(g.cursor, raw, 0o600))
+	if err := atomicfile.Replace(g.cursor, raw, 0o600); err != nil {
+		return sandbox.DiskError(err)
+	}
+	g.kept = g.offset
+	return nil
 }
 
 // add appends an entry of the guest's log. What is not an entry, or no longer fits, is dropped.
@@ -225,16 +232,30 @@ func (g *guestLog) add(by *logCopy, line []byte) error {
 		g.full, dropped = true, true
 		g.log.Warn("the log of a container is full; its output is dropped until the log is rotated", "container", g.container.ID, "bytes", g.size)
 	}
-	if !dropped {
-		if _, err := g.file.Write(line); err != nil { // the disk is full: the guest sends the entry again later
-			return errors.Join(err, g.file.Truncate(g.size))
-		}
-		g.size += int64(len(line))
+	if dropped {
+		g.offset += int64(len(line))
+	} else if err := g.write(line); err != nil {
+		return err
 	}
-	g.offset += int64(len(line))
-	if dropped || g.offset-g.marked >= markStep { // a cursor that is older than a dropped line would be wrong
+	if g.offset-g.marked >= markStep {
 		return g.mark()
 	}
+	return nil
+}
+
+// write appends an entry to the file. The caller holds mu.
+func (g *guestLog) write(line []byte) error {
+	if g.kept < g.offset {
+		if err := g.mark(); err != nil {
+			return err
+		}
+	}
+	if _, err := g.file.Write(line); err != nil { // the disk is full: the guest sends the entry again later
+		return errors.Join(err, g.file.Truncate(g.size))
+	}
+	g.size += int64(len(line))
+	g.offset += int64(len(line))
+	g.kept = g.offset
 	return nil
 }
 
@@ -311,7 +332,7 @@ func (g *guestLog) acknowledge(to io.Writer, received, done <-chan struct{}) {
 			return
 		}
 		g.mu.Lock()
-		at := g.offset
+		at := g.kept
 		g.mu.Unlock()
 		if send.Encode(guestapi.Ack{Offset: at}) != nil {
 			return
@@ -337,6 +358,11 @@ func (g *guestLog) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
+	if g.kept < g.offset {
+		if err := g.mark(); err != nil {
+			g.log.Warn("cannot record what a log has; a next daemon reads dropped entries again", "container", g.container.ID, "err", err)
+		}
+	}
 	if g.file != nil {
 		g.file.Close()
 		g.file = nil

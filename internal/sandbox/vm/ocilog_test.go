@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -122,24 +123,77 @@ func TestGuestLogReopens(t *testing.T) {
 }
 
 // TestGuestLogDropsWhatIsNoEntry: a guest cannot write anything but entries into the node's file, nor more than the limit.
-// The position in the guest's log goes on, also across a restart.
+// The position in the guest's log goes on, also if the daemon is killed at any line: the next one reads dropped lines again at
+// most, and the guest still has them.
 func TestGuestLogDropsWhatIsNoEntry(t *testing.T) {
+	sent := []string{entry(0), "no entry\n", "\n", entry(1), "2016-10-06T00:17:09Z neither F x\n", entry(2), entry(3), "\n", entry(3)}
+	const want = 3 // entries in the file
+	at := func(offset int64) int {
+		for n := range sent {
+			if offset == 0 {
+				return n
+			}
+			offset -= int64(len(sent[n]))
+		}
+		if offset != 0 {
+			t.Fatalf("the log continues within a line, %d bytes before its end", -offset)
+		}
+		return len(sent)
+	}
+	for killedAt := range sent {
+		dir := t.TempDir()
+		limit := int64(want * len(entry(0)))
+		g := logOf(t, dir, limit)
+		for n := 0; n < len(sent); n++ {
+			if n == killedAt {
+				freed := g.kept
+				g = logOf(t, dir, limit)
+				if killedAt, n = -1, at(g.offset); g.offset < freed {
+					t.Errorf("offset after a restart: got %d, less than the %d that the guest has freed", g.offset, freed)
+				}
+			}
+			if err := g.add(nil, []byte(sent[n])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		raw, err := os.ReadFile(filepath.Join(dir, "c.log"))
+		if want := entry(0) + entry(1) + entry(2); err != nil || string(raw) != want {
+			t.Errorf("log: got %q, error %v; want %q", raw, err, want)
+		}
+		g.close()
+		if g = logOf(t, dir, limit); at(g.offset) != len(sent) {
+			t.Errorf("offset after the log was closed: got that of line %d, want %d", at(g.offset), len(sent))
+		}
+	}
+}
+
+// TestGuestLogDropsQuickly: a line that is dropped costs no write of the cursor.
+func TestGuestLogDropsQuickly(t *testing.T) {
 	dir := t.TempDir()
-	limit := int64(3 * len(entry(0)))
-	g := logOf(t, dir, limit)
-	sent := 0
-	for _, line := range []string{entry(0), "no entry\n", "\n", entry(1), "2016-10-06T00:17:09Z neither F x\n", entry(2), entry(3)} {
+	g := logOf(t, dir, 0)
+	cursor := func() (inode uint64) { // each write is a new file
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(dir, "cursor"), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino
+	}
+	writes := 0
+	const lines, line = 1_000, "no entry, but as long as one of a program that logs much and at length: no entry, no entry, no entry\n"
+	for last, n := cursor(), 0; n < lines; n++ {
 		if err := g.add(nil, []byte(line)); err != nil {
 			t.Fatal(err)
 		}
-		sent += len(line)
+		if now := cursor(); now != last {
+			last = now
+			writes++
+		}
 	}
-	raw, err := os.ReadFile(filepath.Join(dir, "c.log"))
-	if want := entry(0) + entry(1) + entry(2); err != nil || string(raw) != want {
-		t.Errorf("log: got %q, error %v; want %q", raw, err, want)
+	if most := lines*len(line)/markStep + 1; writes > most {
+		t.Errorf("writes of the cursor for %d lines: got %d, want at most %d", lines, writes, most)
 	}
-	if g = logOf(t, dir, limit); int(g.offset) != sent {
-		t.Errorf("offset after a restart: got %d, want %d", g.offset, sent)
+	if int(g.offset) != lines*len(line) || g.kept > g.offset || g.offset-g.kept > markStep {
+		t.Errorf("offsets: got %d and %d for a next daemon, want %d and at most %d less", g.offset, g.kept, lines*len(line), markStep)
 	}
 }
 
