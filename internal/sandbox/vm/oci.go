@@ -64,6 +64,8 @@ type OCI struct {
 	log         *slog.Logger
 	ledger      *ledger.Ledger[ociState, ociLife]
 	tasks       sync.WaitGroup
+	// guestOf returns the connection to the guest of a pod. Tests replace it.
+	guestOf func(pod string) (guestAgent, error)
 
 	mu   sync.Mutex
 	pods map[string]*ociPod
@@ -121,7 +123,7 @@ func OpenOCI(ctx context.Context, c Config, images OCIImages, log *slog.Logger) 
 		return nil, err
 	}
 	o := &OCI{machines: machines, images: images, annotations: allowed, log: log, pods: map[string]*ociPod{}}
-	o.ledger = ledger.New[ociState, ociLife](format, o.containerFile, log)
+	o.ledger, o.guestOf = ledger.New[ociState, ociLife](format, o.containerFile, log), o.agent
 	return o, nil
 }
 

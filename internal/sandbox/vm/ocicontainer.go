@@ -50,6 +50,9 @@ type ociResolved struct {
 // Status implements ledger.State. The container's PID is one of the guest's, and so of no use on the node.
 func (s ociState) Status() sandbox.Status { return s.StatusOf(0) }
 
+// drainMax is how long the rest of an ended container's log is copied at most, while it progresses.
+const drainMax = 5 * time.Minute
+
 // lateTime is how long after its grace period a container can take to end before its machine is killed.
 const lateTime = 20 * time.Second
 
@@ -63,15 +66,15 @@ type ociLife struct {
 	pod       *sandbox.Pod
 	container *sandbox.Container
 	log       *guestLog
-	// ended is closed when the end is recorded.
-	ended chan struct{}
+	// ending is closed when the end is known, and ended when it is recorded, once the log is complete.
+	ending, ended chan struct{}
 
 	mu sync.Mutex
-	// starting is set until the start of the run is recorded. Until then early has the last report about its end. ending is
+	// starting is set until the start of the run is recorded. Until then early has the last report about its end. claimed is
 	// set by whoever ends the run.
 	starting bool
 	early    *sandbox.Status
-	ending   bool
+	claimed  bool
 }
 
 // Status implements sandbox.Backend.
@@ -210,7 +213,7 @@ func (o *OCI) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 
 func (o *OCI) newLife(p *sandbox.Pod, c *sandbox.Container, starting bool) *ociLife {
 	log := newGuestLog(p, c, o.cursorFile(p.ID, c.ID), o.machines.cfg.LogSizeMax, o.log)
-	return &ociLife{pod: p, container: c, log: log, ended: make(chan struct{}), starting: starting}
+	return &ociLife{pod: p, container: c, log: log, ending: make(chan struct{}), ended: make(chan struct{}), starting: starting}
 }
 
 // started ends the start of a run, which has failed or not, and returns the last report about it, if any. A run that failed
@@ -218,7 +221,7 @@ func (o *OCI) newLife(p *sandbox.Pod, c *sandbox.Container, starting bool) *ociL
 func (l *ociLife) started(failed bool) *sandbox.Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.starting, l.ending = false, failed
+	l.starting, l.claimed = false, failed
 	return l.early
 }
 
@@ -237,9 +240,12 @@ func (l *ociLife) claim(report sandbox.Status) bool {
 		l.early = &report
 		return false
 	}
-	claimed := !l.ending
-	l.ending = true
-	return claimed
+	if l.claimed {
+		return false
+	}
+	l.claimed = true
+	close(l.ending)
+	return true
 }
 
 // failStart records a failed start. If the caller went away, the container returns to Created. A start that failed on the
@@ -286,7 +292,7 @@ func (o *OCI) end(h *ociHandle, l *ociLife, status sandbox.Status) {
 		return
 	}
 	o.tasks.Go(guard.Func(o.log, "end of a container", func() {
-		l.log.await(drainTime)
+		l.log.await(drainTime, drainMax)
 		if !l.log.whole.Load() {
 			if o.machines.ctx.Err() != nil {
 				return // the next daemon copies the rest of the log, and then records the end
@@ -352,8 +358,12 @@ func (o *OCI) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	}()
 	late := time.NewTimer(max(grace, 0) + lateTime)
 	defer late.Stop()
+	ending := l.ending
 	for {
 		select {
+		case <-ending: // what is left is to copy the log
+			late.Stop()
+			ending = nil
 		case <-l.ended:
 			return fpOCIStopped.Hit(ctx)
 		case err := <-asked:

@@ -88,8 +88,16 @@ func (guestFiles) Disks(context.Context) ([]string, error) { return nil, nil }
 // guestCmdline is the kernel's command line. A panic ends the machine.
 const guestCmdline = "console=ttyS0 quiet no_timer_check cryptomgr.notests panic=-1 reboot=t"
 
+// guestAgent is the part of a connection to a guest that OCI uses; *agent.Agent implements it.
+type guestAgent interface {
+	Wait(ctx context.Context) error
+	Stream(ctx context.Context, op wire.Op, request []byte, with sandbox.ExecRequest) (int32, error)
+}
+
+var _ guestAgent = (*agent.Agent)(nil)
+
 // agent returns the connection to the guest of a pod.
-func (o *OCI) agent(pod string) (*agent.Agent, error) {
+func (o *OCI) agent(pod string) (guestAgent, error) {
 	_, l, err := o.machines.ledger.GetRun(pod, pod)
 	if err != nil {
 		return nil, fmt.Errorf("the pod's machine: %w", err)
@@ -102,7 +110,7 @@ func (o *OCI) agent(pod string) (*agent.Agent, error) {
 
 // stream makes a call in the guest. Right after a restart of the daemon, it waits for the guest.
 func (o *OCI) stream(ctx context.Context, pod string, r guestapi.Request, with sandbox.ExecRequest) (int32, error) {
-	a, err := o.agent(pod)
+	a, err := o.guestOf(pod)
 	if err != nil {
 		return 0, err
 	}

@@ -273,8 +273,12 @@ func (g *guestLog) follow(ctx context.Context, o *OCI) {
 	}()
 	for pause := rewatchMin; ; pause = min(2*pause, rewatchMax) {
 		err := g.open()
+		before := g.position()
 		if err == nil {
 			err = g.copy(ctx, o)
+		}
+		if g.position() != before {
+			pause = rewatchMin
 		}
 		if err == nil {
 			g.whole.Store(true)
@@ -343,14 +347,29 @@ func (g *guestLog) acknowledge(to io.Writer, received, done <-chan struct{}) {
 // stop ends follow.
 func (g *guestLog) stop() { g.once.Do(func() { close(g.end) }) }
 
-// await waits at most the given time until the log is complete, and then ends follow.
-func (g *guestLog) await(limit time.Duration) {
-	select {
-	case <-g.done:
-	case <-time.After(limit):
-		g.stop()
-		<-g.done
+// await waits until the log is complete, and then ends follow. It waits at most the time limit, and less if nothing arrives for
+// the time idle.
+func (g *guestLog) await(idle, limit time.Duration) {
+	over := time.After(limit)
+	for last, now := int64(-1), g.position(); last != now; last, now = now, g.position() {
+		select {
+		case <-g.done:
+			return
+		case <-time.After(idle):
+			continue
+		case <-over:
+		}
+		break
 	}
+	g.stop()
+	<-g.done
+}
+
+// position returns the offset in the guest's log up to which everything is received.
+func (g *guestLog) position() int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.offset
 }
 
 // close closes the file.

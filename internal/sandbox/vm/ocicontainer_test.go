@@ -1,0 +1,202 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// fakeGuest is the guest of pod "p". Its function answers each call, and writes to out like the guest.
+type fakeGuest struct {
+	answer func(ctx context.Context, r guestapi.Request, body, out io.ReadWriter) error
+
+	mu    sync.Mutex
+	calls []guestapi.Method
+}
+
+func (g *fakeGuest) Wait(context.Context) error { return nil }
+
+// Stream behaves like agent.Agent.Stream: a writer that fails does not end the call.
+func (g *fakeGuest) Stream(ctx context.Context, _ wire.Op, request []byte, with sandbox.ExecRequest) (int32, error) {
+	var r guestapi.Request
+	if err := json.Unmarshal(request, &r); err != nil {
+		return 0, err
+	}
+	g.mu.Lock()
+	g.calls = append(g.calls, r.Method)
+	g.mu.Unlock()
+	type both struct {
+		io.Reader
+		io.Writer
+	}
+	answered := make(chan error, 1)
+	go func() {
+		answered <- g.answer(ctx, r, both{Reader: with.Stdin}, both{Writer: forgiving{with.Stdout}})
+	}()
+	select {
+	case err := <-answered:
+		return 0, err
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+func (g *fakeGuest) called(method guestapi.Method) (times int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, m := range g.calls {
+		if m == method {
+			times++
+		}
+	}
+	return times
+}
+
+// forgiving is a writer that hides errors.
+type forgiving struct{ to io.Writer }
+
+func (f forgiving) Write(p []byte) (int, error) {
+	_, _ = f.to.Write(p)
+	return len(p), nil
+}
+
+// doomed is a driver whose machines are counted when they are killed, which fails.
+type doomed struct {
+	machine.Driver
+	kills int
+}
+
+func (d *doomed) Destroy(context.Context, string) error {
+	d.kills++
+	return errdefs.ErrInternal
+}
+
+// ociRig is a backend with a pod "p", whose machine runs, and its running container "c". No process is started.
+type ociRig struct {
+	*OCI
+	pod       *sandbox.Pod
+	container *sandbox.Container
+	life      *ociLife
+	handle    *ociHandle
+	driver    *doomed
+	logFile   string
+}
+
+// newOCIRig makes a rig, in the bubble of a test.
+func newOCIRig(t *testing.T, guest *fakeGuest) *ociRig {
+	t.Helper()
+	dir, log := t.TempDir(), slog.New(slog.NewTextHandler(t.Output(), nil))
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := &ociRig{driver: &doomed{}, logFile: filepath.Join(dir, "logs", "c.log")}
+	r.pod = &sandbox.Pod{ID: "p", Config: &runtimeapi.PodSandboxConfig{LogDirectory: filepath.Dir(r.logFile)}}
+	r.container = &sandbox.Container{ID: "c", Config: &runtimeapi.ContainerConfig{LogPath: "c.log"}}
+	cfg := settings{Config: Config{Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")}, Driver: r.driver, Logger: log}
+	for _, d := range []string{cfg.podsDir(), filepath.Join(cfg.Root, "oci", "p"), filepath.Dir(r.logFile)} {
+		must(os.MkdirAll(d, 0o700))
+	}
+	ctx, end := context.WithCancel(context.Background())
+	machines := &Backend{ctx: ctx, end: end, cfg: cfg, log: log, sandboxes: map[string]*pod{}}
+	machines.ledger = ledger.New[state, life](format, func(_, id string) string { return filepath.Join(dir, id+".json") }, log)
+	must(machines.ledger.Create("p", "p", state{}))
+	machines.ledger.Loaded("p").Adopt(&life{ended: make(chan struct{})})
+	r.OCI = &OCI{machines: machines, log: log, pods: map[string]*ociPod{"p": {pod: r.pod, watching: true}}}
+	r.ledger = ledger.New[ociState, ociLife](format, r.containerFile, log)
+	r.guestOf = func(string) (guestAgent, error) { return guest, nil }
+	must(r.ledger.Create("p", "c", ociState{Record: ledger.Record{ID: "c", Phase: ledger.Created}}))
+	r.handle, r.life = r.ledger.Loaded("c"), r.newLife(r.pod, r.container, false)
+	must(r.handle.Begin(r.life, func(s *ociState) { s.Start() }))
+	t.Cleanup(func() {
+		end()
+		r.tasks.Wait()
+	})
+	return r
+}
+
+// follow copies the log, as after StartContainer.
+func (r *ociRig) follow() { r.tasks.Go(func() { r.life.log.follow(r.machines.ctx, r.OCI) }) }
+
+// ended is what the guest says about the container's end.
+func ended() sandbox.Status {
+	return sandbox.Status{State: sandbox.StateExited, ExitCode: 3, Reason: sandbox.ReasonError}
+}
+
+// TestEndWaitsForTheLog: the end of a container is recorded with its whole log, if that is long and its copy is interrupted, and
+// StopContainer does not kill the machine meanwhile. It does not wait for a guest that sends nothing, and not for ever.
+func TestEndWaitsForTheLog(t *testing.T) {
+	const entries = 100
+	for name, c := range map[string]struct {
+		pause time.Duration // before each entry
+		atEnd func() error
+		want  int // entries
+		most  time.Duration
+	}{
+		"slow":    {lateTime / 10, func() error { return nil }, entries, drainMax},
+		"silent":  {time.Hour, nil, 0, drainTime},
+		"endless": {drainTime / 2, nil, int(2 * drainMax / drainTime), drainMax + time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newOCIRig(t, &fakeGuest{answer: func(ctx context.Context, r guestapi.Request, _, out io.ReadWriter) error {
+					if r.Method != guestapi.MethodLog {
+						return nil
+					}
+					for n := int(r.Offset) / len(entry(10)); n < entries || c.atEnd == nil; n++ {
+						select {
+						case <-time.After(c.pause):
+						case <-ctx.Done():
+							return ctx.Err()
+						}
+						if _, err := out.Write([]byte(entry(10 + n%90))); err != nil {
+							return err
+						}
+						if n%7 == 0 {
+							return errdefs.ErrUnavailable // the connection is interrupted
+						}
+					}
+					return c.atEnd()
+				}})
+				r.follow()
+				began := time.Now()
+				r.end(r.handle, r.life, ended())
+				if err := r.StopContainer(t.Context(), r.pod, r.container, 0); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(began); took > c.most {
+					t.Errorf("time until the end was recorded: got %s, want at most %s", took, c.most)
+				}
+				raw, err := os.ReadFile(r.logFile)
+				if got := strings.Count(string(raw), "\n"); err != nil || got < c.want-1 || c.atEnd != nil && got != c.want {
+					t.Errorf("entries of the log: got %d, error %v; want %d", got, err, c.want)
+				}
+				if s, _ := r.Status(t.Context(), r.pod, r.container); s.State != sandbox.StateExited || s.ExitCode != 3 {
+					t.Errorf("status: got %+v, want exit code 3", s)
+				}
+				if r.driver.kills != 0 {
+					t.Errorf("the machine was killed")
+				}
+			})
+		})
+	}
+}
