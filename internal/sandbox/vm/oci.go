@@ -360,11 +360,7 @@ func (o *OCI) stopping(id string) {
 func (o *OCI) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	mp, mc := o.machine(p)
 	if _, err := o.running(p.ID); err == nil {
-		syncing, cancel := context.WithTimeout(ctx, syncTime)
-		if err := o.call(syncing, p.ID, guestapi.Request{Method: guestapi.MethodSync}, nil, nil); err != nil {
-			o.log.Warn("a guest has not written all that its pod's volumes contain", "pod", p.ID, "err", err)
-		}
-		cancel()
+		o.syncVolumes(ctx, p)
 	}
 	o.stopping(p.ID)
 	if err := o.machines.StopContainer(ctx, mp, mc, 0); err != nil {
@@ -380,6 +376,15 @@ func (o *OCI) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	return fpOCIFreed.Hit(ctx)
+}
+
+// syncVolumes lets the guest write what its pod's volumes contain, before its machine is killed.
+func (o *OCI) syncVolumes(ctx context.Context, p *sandbox.Pod) {
+	ctx, cancel := context.WithTimeout(ctx, syncTime)
+	defer cancel()
+	if err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodSync}, nil, nil); err != nil {
+		o.log.Warn("a guest has not written all that its pod's volumes contain", "pod", p.ID, "err", err)
+	}
 }
 
 // RemoveSandbox implements sandbox.Backend.

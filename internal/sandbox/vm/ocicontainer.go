@@ -56,6 +56,9 @@ const drainMax = 5 * time.Minute
 // lateTime is how long after its grace period a container can take to end before its machine is killed.
 const lateTime = 20 * time.Second
 
+// stopPause is the pause before a guest is asked again to stop a container.
+const stopPause = time.Second
+
 // maxSessions is the maximum number of exec and attach sessions in a pod.
 const maxSessions = wire.MaxStreams / 2
 
@@ -352,10 +355,9 @@ func (o *OCI) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	if l == nil {
 		return err
 	}
-	asked := make(chan error, 1)
-	go func() {
-		asked <- o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStop, Container: c.ID}, guestapi.Stop{Grace: grace}, nil)
-	}()
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go guard.Func(o.log, "stop of a container", func() { o.askToStop(asking, h, l, grace) })()
 	late := time.NewTimer(max(grace, 0) + lateTime)
 	defer late.Stop()
 	ending := l.ending
@@ -366,21 +368,39 @@ func (o *OCI) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 			ending = nil
 		case <-l.ended:
 			return fpOCIStopped.Hit(ctx)
-		case err := <-asked:
-			switch { // otherwise the guest's report about the end is on its way
-			case errdefs.IsNotFound(err):
-				o.end(h, l, sandbox.Status{ExitCode: sandbox.ExitUnknown, Reason: sandbox.ReasonUnknown, Message: "the guest no longer knows the container"})
-			case err != nil:
-				o.log.Warn("a guest has not stopped a container", "container", c.ID, "err", err)
-			}
 		case <-late.C:
 			o.log.Error("killing a machine whose guest does not stop a container", "pod", p.ID, "container", c.ID)
+			cancel()
+			o.syncVolumes(ctx, p)
 			mp, mc := o.machine(p)
 			if err := o.machines.StopContainer(ctx, mp, mc, 0); err != nil {
 				return err
 			}
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the end of container %s: %w", c.ID, context.Cause(ctx))
+		}
+	}
+}
+
+// askToStop asks the guest to stop a container until the guest has done it, or the end is known. A guest that cannot be reached,
+// or has no room for another call, may answer the next time.
+func (o *OCI) askToStop(ctx context.Context, h *ociHandle, l *ociLife, grace time.Duration) {
+	for over := time.Now().Add(grace); ; {
+		err := o.call(ctx, h.PodID, guestapi.Request{Method: guestapi.MethodStop, Container: h.ID}, guestapi.Stop{Grace: max(time.Until(over), 0)}, nil)
+		switch {
+		case err == nil, ctx.Err() != nil: // the guest's report about the end is on its way, or nobody waits
+			return
+		case errdefs.IsNotFound(err):
+			o.end(h, l, sandbox.Status{ExitCode: sandbox.ExitUnknown, Reason: sandbox.ReasonUnknown, Message: "the guest no longer knows the container"})
+			return
+		}
+		o.log.Warn("a guest has not stopped a container", "container", h.ID, "err", err)
+		select {
+		case <-time.After(stopPause):
+		case <-l.ending:
+			return
+		case <-ctx.Done():
+			return
 		}
 	}
 }

@@ -200,3 +200,61 @@ func TestEndWaitsForTheLog(t *testing.T) {
 		})
 	}
 }
+
+// TestStopIsRepeated: a guest that cannot stop a container at the moment is asked again, with what is left of the grace period.
+// Only a guest that never answers is killed with its machine, after it was asked to write the volumes.
+func TestStopIsRepeated(t *testing.T) {
+	const grace = 30 * time.Second
+	t.Run("unavailable", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var r *ociRig
+			var graces []time.Duration
+			guest := &fakeGuest{answer: func(_ context.Context, _ guestapi.Request, body, _ io.ReadWriter) error {
+				var stop guestapi.Stop
+				if err := json.NewDecoder(body).Decode(&stop); err != nil {
+					return err
+				}
+				if graces = append(graces, stop.Grace); len(graces) < 3 {
+					return errdefs.ErrResourceExhausted
+				}
+				r.life.log.stop()
+				close(r.life.log.done) // there is no log
+				r.end(r.handle, r.life, ended())
+				return nil
+			}}
+			r = newOCIRig(t, guest)
+			if err := r.StopContainer(t.Context(), r.pod, r.container, grace); err != nil {
+				t.Error(err)
+			}
+			if len(graces) != 3 || graces[0] != grace || graces[2] != grace-2*stopPause {
+				t.Errorf("grace periods of the calls: got %v, want three of the rest of %s", graces, grace)
+			}
+			if r.driver.kills != 0 || guest.called(guestapi.MethodSync) != 0 {
+				t.Error("the machine was killed")
+			}
+		})
+	})
+	for name, err := range map[string]error{"stuck": nil, "never available": errdefs.ErrUnavailable} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				guest := &fakeGuest{answer: func(ctx context.Context, _ guestapi.Request, _, _ io.ReadWriter) error {
+					if err == nil {
+						<-ctx.Done()
+					}
+					return err
+				}}
+				r := newOCIRig(t, guest)
+				began := time.Now()
+				if err := r.StopContainer(t.Context(), r.pod, r.container, grace); !errdefs.IsInternal(err) {
+					t.Errorf("error: got %v, want the driver's", err)
+				}
+				if took := time.Since(began); took < grace+lateTime || took > grace+lateTime+syncTime {
+					t.Errorf("time: got %s, want %s, and at most %s to write the volumes", took, grace+lateTime, syncTime)
+				}
+				if r.driver.kills != 1 || guest.called(guestapi.MethodSync) != 1 {
+					t.Errorf("kills and calls of sync: got %d and %d, want one each", r.driver.kills, guest.called(guestapi.MethodSync))
+				}
+			})
+		})
+	}
+}
