@@ -134,7 +134,7 @@ func (o *OCI) call(ctx context.Context, pod string, r guestapi.Request, body, an
 		return err
 	}
 	out := &limitedBuffer{limit: maxAnswer}
-	if _, err := o.stream(ctx, pod, r, sandbox.ExecRequest{Stdin: bytes.NewReader(raw), Stdout: out}); err != nil {
+	if err := o.receive(ctx, pod, r, bytes.NewReader(raw), out); err != nil {
 		return err
 	}
 	if answer == nil {
@@ -215,8 +215,10 @@ func (o *OCI) settle(ctx context.Context, p *sandbox.Pod) error {
 			runs[h] = l
 		}
 	}
+	asking, cancel := context.WithTimeout(ctx, guestTime)
+	defer cancel()
 	var says map[string]sandbox.Status
-	if err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStatuses}, nil, &says); err != nil {
+	if err := o.call(asking, p.ID, guestapi.Request{Method: guestapi.MethodStatuses}, nil, &says); err != nil {
 		return err
 	}
 	for h, l := range runs {
@@ -242,15 +244,18 @@ func (o *OCI) watchOnce(ctx context.Context, p *sandbox.Pod) error {
 
 // receive makes a call and writes what the guest sends. It ends the call if a write fails.
 func (o *OCI) receive(ctx context.Context, pod string, r guestapi.Request, in io.Reader, out io.Writer) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+	calling, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	_, err := o.stream(ctx, pod, r, sandbox.ExecRequest{Stdin: in, Stdout: writerFunc(func(p []byte) (int, error) {
+	_, err := o.stream(calling, pod, r, sandbox.ExecRequest{Stdin: in, Stdout: writerFunc(func(p []byte) (int, error) {
 		n, err := out.Write(p)
 		if err != nil {
 			cancel(err)
 		}
 		return n, err
 	})})
+	if cause := context.Cause(calling); cause != nil && (err == nil || ctx.Err() == nil) {
+		return cause // a write has failed
+	}
 	return err
 }
 
