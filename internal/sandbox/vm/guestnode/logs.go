@@ -125,8 +125,19 @@ func (f *follower) drop(acks io.Reader) {
 			return
 		}
 		if file := f.file.Load(); file != nil && ack.Offset-dropped >= dropStep {
-			_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, dropped, ack.Offset-dropped)
+			punch(file, dropped, ack.Offset)
 			dropped = ack.Offset
 		}
 	}
+}
+
+// punch frees a part of the file. It does nothing if the file is closed, whose descriptor may be another file's by then.
+func punch(file *os.File, from, to int64) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.Fallocate(int(fd), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
+	})
 }

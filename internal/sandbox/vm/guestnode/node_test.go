@@ -109,6 +109,36 @@ func TestLog(t *testing.T) {
 	}
 }
 
+// TestLogIsFreed: what the daemon has is freed, also when the call is about to end and the file is closed (with -race).
+func TestLogIsFreed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	for range 50 {
+		if err := os.WriteFile(path, bytes.Repeat([]byte("x"), 4*dropStep), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f := &follower{path: path}
+		if err := f.send(io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		acks, ack := io.Pipe()
+		dropped := make(chan struct{})
+		go func() { f.drop(acks); close(dropped) }()
+		send := json.NewEncoder(ack)
+		for n := range int64(3) { // when an ack is taken, the one before it is carried out
+			if err := send.Encode(guestapi.Ack{Offset: (n + 1) * dropStep}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.close()
+		ack.Close()
+		<-dropped
+		raw, err := os.ReadFile(path)
+		if err != nil || len(raw) != 4*dropStep || raw[0] != 0 || raw[len(raw)-1] != 'x' {
+			t.Fatalf("log: got %d bytes, error %v; want %d, of which the first are freed and the last are not", len(raw), err, 4*dropStep)
+		}
+	}
+}
+
 // TestEvents: a call begins with the statuses that there are, so that a daemon that was away misses nothing. It ends when the
 // daemon leaves.
 func TestEvents(t *testing.T) {
