@@ -49,6 +49,7 @@ const (
 type Node struct {
 	log    *slog.Logger
 	images *Images
+	state  string // the directory with the record of the containers
 	// ready is closed when backend and failure are set.
 	ready   chan struct{}
 	backend Backend
@@ -65,7 +66,7 @@ type Node struct {
 // Run serves the daemon until the ports fail. It begins to open the backend before the daemon calls.
 func Run(version string, open Open, log *slog.Logger) {
 	n := &Node{
-		log: log, images: newImages(scratch + "/layers"), ready: make(chan struct{}),
+		log: log, state: stateDir, images: newImages(scratch + "/layers"), ready: make(chan struct{}),
 		containers: map[string]*sandbox.Container{}, watchers: map[*watcher]bool{},
 	}
 	go func() {
@@ -113,7 +114,7 @@ func (n *Node) load() ([]sandbox.Known, error) {
 	}
 	n.pod = &p.Pod
 	known := sandbox.Known{Pod: n.pod}
-	files, err := filepath.Glob(containerFile("*"))
+	files, err := filepath.Glob(n.containerFile("*"))
 	for _, file := range files {
 		var c guestapi.Create
 		if err := readJSON(file, &c); err != nil {
@@ -128,7 +129,9 @@ func (n *Node) load() ([]sandbox.Known, error) {
 
 const podFile = stateDir + "/pod.json"
 
-func containerFile(id string) string { return filepath.Join(stateDir, "container-"+id+".json") }
+func (n *Node) containerFile(id string) string {
+	return filepath.Join(n.state, "container-"+id+".json")
+}
 
 func readJSON(file string, into any) error {
 	raw, err := os.ReadFile(file)
@@ -290,10 +293,10 @@ func (n *Node) setPod(p *sandbox.Pod) error {
 
 func (n *Node) updatePod(ctx context.Context, p *sandbox.Pod) error {
 	p.Netns = netns
-	if err := n.setPod(p); err != nil {
+	if err := n.backend.UpdateSandbox(ctx, p); err != nil {
 		return err
 	}
-	return n.backend.UpdateSandbox(ctx, p)
+	return n.setPod(p)
 }
 
 func (n *Node) create(ctx context.Context, p *sandbox.Pod, c guestapi.Create, out io.Writer) error {
@@ -314,7 +317,7 @@ func (n *Node) setContainer(c guestapi.Create) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.containers[c.Container.ID] = &c.Container.Container
-	return writeJSON(containerFile(c.Container.ID), c)
+	return writeJSON(n.containerFile(c.Container.ID), c)
 }
 
 // startContainer starts a container and answers with its status, which may already be that of an ended one. That of a program
@@ -338,9 +341,27 @@ func (n *Node) update(ctx context.Context, p *sandbox.Pod, c *sandbox.Container)
 	updated := *known
 	updated.Config, updated.Adjustment = proto.CloneOf(known.Config), c.Adjustment
 	updated.Config.Linux = c.Config.GetLinux()
-	n.containers[c.ID] = &updated
 	n.mu.Unlock()
-	return n.backend.UpdateContainer(ctx, p, &updated)
+	if err := n.backend.UpdateContainer(ctx, p, &updated); err != nil {
+		return err
+	}
+	return n.replaceContainer(&updated)
+}
+
+// replaceContainer records that the container was updated.
+func (n *Node) replaceContainer(c *sandbox.Container) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.containers[c.ID] == nil {
+		return fmt.Errorf("the guest has no container %s any more: %w", c.ID, errdefs.ErrNotFound)
+	}
+	n.containers[c.ID] = c
+	var recorded guestapi.Create
+	if err := readJSON(n.containerFile(c.ID), &recorded); err != nil {
+		return err
+	}
+	recorded.Container.Container = *c
+	return writeJSON(n.containerFile(c.ID), recorded)
 }
 
 func (n *Node) remove(ctx context.Context, p *sandbox.Pod, id string) error {
@@ -354,7 +375,7 @@ func (n *Node) remove(ctx context.Context, p *sandbox.Pod, id string) error {
 	if c != nil {
 		_ = os.Remove(logFile(p, c))
 	}
-	if err := os.Remove(containerFile(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(n.containerFile(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil

@@ -28,6 +28,11 @@ type stub struct {
 	Backend
 	mu       sync.Mutex
 	statuses map[string]sandbox.Status
+	refuse   error // makes updates fail
+}
+
+func (s *stub) UpdateContainer(context.Context, *sandbox.Pod, *sandbox.Container) error {
+	return s.refuse
 }
 
 func (s *stub) Status(_ context.Context, _ *sandbox.Pod, c *sandbox.Container) (sandbox.Status, error) {
@@ -56,7 +61,7 @@ func newNode(t *testing.T) (*Node, *stub, string) {
 	dir := t.TempDir()
 	backend := &stub{statuses: map[string]sandbox.Status{"c": {State: sandbox.StateRunning}}}
 	n := &Node{
-		backend: backend, ready: make(chan struct{}), watchers: map[*watcher]bool{},
+		backend: backend, state: t.TempDir(), ready: make(chan struct{}), watchers: map[*watcher]bool{},
 		pod:        &sandbox.Pod{ID: "p", Config: &runtimeapi.PodSandboxConfig{LogDirectory: dir}},
 		containers: map[string]*sandbox.Container{"c": {ID: "c", Config: &runtimeapi.ContainerConfig{LogPath: "c.log"}}},
 	}
@@ -106,6 +111,49 @@ func TestLog(t *testing.T) {
 	}
 	if r := <-result; r.Class != wire.ClassNone {
 		t.Errorf("result: got %+v, want success", r)
+	}
+}
+
+// TestUpdate: an update counts once the backend has made it, and then also for the next tripod-guest.
+func TestUpdate(t *testing.T) {
+	n, backend, _ := newNode(t)
+	create := guestapi.Create{Images: []guestapi.Image{{LUN: 3}}}
+	create.Container.Container = *n.containers["c"]
+	if err := n.setContainer(create); err != nil {
+		t.Fatal(err)
+	}
+	update := func(shares int64) error {
+		return n.update(t.Context(), n.pod, &sandbox.Container{ID: "c", Config: &runtimeapi.ContainerConfig{
+			Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{CpuShares: shares}}}})
+	}
+	want := func(what string, shares int64) {
+		t.Helper()
+		var recorded guestapi.Create
+		if err := readJSON(n.containerFile("c"), &recorded); err != nil {
+			t.Fatal(err)
+		}
+		for where, c := range map[string]*sandbox.Container{"in memory": n.containers["c"], "on disk": &recorded.Container.Container} {
+			if got := c.Config.GetLinux().GetResources().GetCpuShares(); got != shares || c.Config.LogPath != "c.log" {
+				t.Errorf("%s, %s: got %d shares and log %q, want %d and c.log", what, where, got, c.Config.LogPath, shares)
+			}
+		}
+		if len(recorded.Images) != 1 || recorded.Images[0].LUN != 3 {
+			t.Errorf("%s: images: got %+v, want the container's", what, recorded.Images)
+		}
+	}
+	backend.refuse = errdefs.ErrInternal
+	if err := update(100); !errdefs.IsInternal(err) {
+		t.Errorf("update that the backend refuses: got error %v, want the backend's", err)
+	}
+	want("after an update that failed", 0)
+	backend.refuse = nil
+	if err := update(200); err != nil {
+		t.Error(err)
+	}
+	want("after an update", 200)
+	delete(n.containers, "c")
+	if err := n.replaceContainer(&create.Container.Container); !errdefs.IsNotFound(err) {
+		t.Errorf("update of a container that is removed meanwhile: got error %v, want not found", err)
 	}
 }
 
