@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -199,7 +200,7 @@ func (o *OCI) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 		return o.failStart(ctx, h, l, err)
 	}
 	if began.Reason == sandbox.ReasonStartError {
-		cause := o.failStart(ctx, h, l, errors.New(began.Message))
+		cause := o.failStart(ctx, h, l, errors.New(plausible(began).Message))
 		return fmt.Errorf("start container %s: %w: %w", c.ID, cause, errdefs.ErrFailedPrecondition)
 	}
 	o.tasks.Go(guard.Func(o.log, "log of a container", func() { l.log.follow(o.machines.ctx, o) }))
@@ -304,13 +305,38 @@ func (o *OCI) end(h *ociHandle, l *ociLife, status sandbox.Status) {
 		}
 		l.log.close()
 		recorded, current := h.End(l, func(s *ociState) {
-			s.Exit(plausibleEnd(status.FinishedAt), status.ExitCode, status.Reason, status.Message)
+			p := plausible(status)
+			s.Exit(p.FinishedAt, p.ExitCode, p.Reason, p.Message)
 		})
 		if current { // before those who wait for the end, one of whom reports the end of the pod
 			o.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: recorded})
 		}
 		close(l.ended)
 	}))
+}
+
+const (
+	// maxMessage and maxReason are the most bytes of a guest's message and reason for the end of a container that are recorded.
+	maxMessage = 4 << 10
+	maxReason  = 64
+)
+
+// plausible returns how a container has ended, according to the guest, as it may be recorded. A reason that is not one is replaced
+// by that of the exit code.
+func plausible(s sandbox.Status) sandbox.Status {
+	s.FinishedAt = plausibleEnd(s.FinishedAt)
+	if len(s.Message) > maxMessage {
+		s.Message = strings.ToValidUTF8(s.Message[:maxMessage], "")
+	}
+	odd := func(r rune) bool { return r != ' ' && !('a' <= r && r <= 'z') && !('A' <= r && r <= 'Z') }
+	switch {
+	case len(s.Reason) > 0 && len(s.Reason) <= maxReason && strings.IndexFunc(s.Reason, odd) < 0:
+	case s.ExitCode == 0:
+		s.Reason = sandbox.ReasonCompleted
+	default:
+		s.Reason = sandbox.ReasonError
+	}
+	return s
 }
 
 // plausibleEnd returns the time of an end by the guest's clock, unless that is in the future.

@@ -258,3 +258,56 @@ func TestStopIsRepeated(t *testing.T) {
 		})
 	}
 }
+
+// TestPlausible: what a guest says about the end of a container is recorded only as far as it can be true.
+func TestPlausible(t *testing.T) {
+	long := strings.Repeat("é", maxMessage)
+	for name, c := range map[string]struct{ says, want sandbox.Status }{
+		"exited":          {sandbox.Status{Reason: sandbox.ReasonCompleted, Message: "bye"}, sandbox.Status{Reason: sandbox.ReasonCompleted, Message: "bye"}},
+		"killed":          {sandbox.Status{Reason: sandbox.ReasonSeccomp, ExitCode: 159}, sandbox.Status{Reason: sandbox.ReasonSeccomp, ExitCode: 159}},
+		"long message":    {sandbox.Status{Reason: "Error", Message: "x" + long}, sandbox.Status{Reason: "Error", Message: "x" + long[:maxMessage-2]}},
+		"long reason":     {sandbox.Status{Reason: strings.Repeat("x", maxReason+1), ExitCode: 1}, sandbox.Status{Reason: sandbox.ReasonError, ExitCode: 1}},
+		"odd reason":      {sandbox.Status{Reason: "a\nb"}, sandbox.Status{Reason: sandbox.ReasonCompleted}},
+		"no reason":       {sandbox.Status{ExitCode: 2}, sandbox.Status{Reason: sandbox.ReasonError, ExitCode: 2}},
+		"guest's own one": {sandbox.Status{Reason: "Evicted", ExitCode: 2}, sandbox.Status{Reason: "Evicted", ExitCode: 2}},
+	} {
+		got := plausible(c.says)
+		if got.FinishedAt = c.want.FinishedAt; got != c.want {
+			t.Errorf("%s: got %.100q… with %d bytes, reason %q; want %d bytes, reason %q", name, got.Message, len(got.Message), got.Reason, len(c.want.Message), c.want.Reason)
+		}
+	}
+	if at := plausible(sandbox.Status{FinishedAt: time.Now().Add(time.Hour)}).FinishedAt; at.After(time.Now()) {
+		t.Errorf("time of an end in the future: got %s, want now", at)
+	}
+}
+
+// TestEndIsPlausible: the guest's words about an end and about a failed start are bounded in the record.
+func TestEndIsPlausible(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		huge := ended()
+		huge.Message = strings.Repeat("x", 1<<19)
+		failed := huge
+		failed.Reason = sandbox.ReasonStartError
+		r := newOCIRig(t, &fakeGuest{answer: func(_ context.Context, r guestapi.Request, _, out io.ReadWriter) error {
+			if r.Method == guestapi.MethodStart {
+				return json.NewEncoder(out).Encode(failed)
+			}
+			return nil
+		}})
+		r.follow()
+		r.end(r.handle, r.life, huge)
+		<-r.life.ended
+		check := func(what, reason string) {
+			t.Helper()
+			s, err := r.Status(t.Context(), r.pod, r.container)
+			if err != nil || len(s.Message) > maxMessage || s.Reason != reason {
+				t.Errorf("%s: got reason %q and %d bytes, error %v; want %q and at most %d", what, s.Reason, len(s.Message), err, reason, maxMessage)
+			}
+		}
+		check("end", sandbox.ReasonError)
+		if err := r.StartContainer(t.Context(), r.pod, r.container); !errdefs.IsFailedPrecondition(err) || len(err.Error()) > 2*maxMessage {
+			t.Errorf("failed start: got an error of %d bytes, want a failed precondition", len(err.Error()))
+		}
+		check("failed start", sandbox.ReasonStartError)
+	})
+}
