@@ -61,7 +61,7 @@ func (r *run) plugNode(ctx context.Context, node string, file *os.File) error {
 		"file": map[string]any{"driver": "file", "filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "read-only": true},
 	}, nil)
 	if err != nil {
-		return errors.Join(err, r.ask(ctx, "remove-fd", map[string]any{"fdset-id": set.ID}, nil))
+		return errors.Join(err, r.ask(context.WithoutCancel(ctx), "remove-fd", map[string]any{"fdset-id": set.ID}, nil))
 	}
 	return nil
 }
