@@ -47,12 +47,12 @@ func raiseLimits() error {
 	)
 }
 
-// supervise keeps the program running and reaps every process that ends. SIGTERM ends the guest.
+// supervise keeps the program running and reaps every process that ends.
 //
 // All children are reaped by the one loop below, so nothing here may use os.Process.Wait or os/exec.
 func supervise() {
 	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGCHLD, unix.SIGTERM)
+	signal.Notify(signals, unix.SIGCHLD)
 	pid, started, pause := 0, time.Time{}, time.Duration(0)
 	start := time.NewTimer(0)
 	for {
@@ -67,10 +67,7 @@ func supervise() {
 				break
 			}
 			say("started tripod-guest at " + uptime() + " s")
-		case s := <-signals:
-			if s == unix.SIGTERM {
-				powerOff()
-			}
+		case <-signals:
 			if status, ended := reap(pid); ended {
 				pid, pause = 0, nextPause(pause, time.Since(started))
 				say("tripod-guest " + describe(status))
@@ -114,12 +111,6 @@ func describe(s unix.WaitStatus) string {
 		return "was killed by signal " + strconv.Itoa(int(s.Signal()))
 	}
 	return "exited with code " + strconv.Itoa(s.ExitStatus())
-}
-
-func powerOff() {
-	say("power off")
-	unix.Sync()
-	report("power off", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 }
 
 // uptime returns the seconds since the kernel started, with three decimals.
