@@ -4,8 +4,8 @@
 # the guest's /usr/bin/tripod-guest. The rest is tripod-init and Debian's packages, unpacked by hack/images (ociguest.go). The
 # same inputs give the same bytes, and nothing is built twice.
 #
-# The kernel command line for it is "console=ttyS0 quiet no_timer_check cryptomgr.notests". Without the self-tests of ciphers,
-# an emulated machine boots 0.3 s sooner. tsc=, i8042.*, rcupdate.rcu_expedited, lsm= and nokaslr made no measurable difference,
+# Its kernel command line is guestCmdline (internal/sandbox/vm/ociguest.go). Without the self-tests of ciphers
+# (cryptomgr.notests), an emulated machine boots 0.3 s sooner. tsc=, i8042.*, rcupdate.rcu_expedited, lsm= and nokaslr made no measurable difference,
 # nor did modules without signatures and BTF.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
