@@ -321,14 +321,14 @@ const (
 	maxReason  = 64
 )
 
-// plausible returns how a container has ended, according to the guest, as it may be recorded. A reason that is not one is replaced
-// by that of the exit code.
+// plausible returns what the guest says about the end of a container, in a form that is safe to record. A reason that does not
+// look like one is replaced by that of the exit code.
 func plausible(s sandbox.Status) sandbox.Status {
 	s.FinishedAt = plausibleEnd(s.FinishedAt)
 	if len(s.Message) > maxMessage {
 		s.Message = strings.ToValidUTF8(s.Message[:maxMessage], "")
 	}
-	odd := func(r rune) bool { return r != ' ' && !('a' <= r && r <= 'z') && !('A' <= r && r <= 'Z') }
+	odd := func(r rune) bool { return r != ' ' && (r < 'A' || r > 'z' || r > 'Z' && r < 'a') }
 	switch {
 	case len(s.Reason) > 0 && len(s.Reason) <= maxReason && strings.IndexFunc(s.Reason, odd) < 0:
 	case s.ExitCode == 0:
