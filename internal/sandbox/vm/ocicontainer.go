@@ -235,6 +235,12 @@ func (l *ociLife) isStarting() bool {
 	return l.starting
 }
 
+func (l *ociLife) isEnding() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.claimed
+}
+
 // claim reports whether the caller is the one that ends the run. While the run starts, it keeps the report for the caller of
 // StartContainer instead.
 func (l *ociLife) claim(report sandbox.Status) bool {
@@ -395,6 +401,9 @@ func (o *OCI) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 		case <-l.ended:
 			return fpOCIStopped.Hit(ctx)
 		case <-late.C:
+			if l.isEnding() {
+				continue // both cases of the select were ready
+			}
 			o.log.Error("killing a machine whose guest does not stop a container", "pod", p.ID, "container", c.ID)
 			cancel()
 			o.syncVolumes(ctx, p)
