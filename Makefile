@@ -286,7 +286,7 @@ images: ## build the test and demo images into build/images (cached)
 	@hack/images.sh build
 
 .PHONY: guest
-guest: build ## build the guest of OCI pods into build/guest: kernel and initramfs (cached)
+guest: build ## build the guest of OCI pods into build/guest: kernel, initramfs and root disk (cached)
 	@hack/guest.sh $(GUEST)
 
 .PHONY: examples
@@ -312,7 +312,7 @@ install: build ## install the programs, manual pages, completions and systemd un
 
 .PHONY: install-guest
 install-guest: guest ## install the guest of OCI pods (handler vm-oci) below DESTDIR and PREFIX
-	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/lib/tripod/guest build/guest/vmlinux build/guest/initrd
+	install -D -m 0644 -t $(DESTDIR)$(PREFIX)/lib/tripod/guest build/guest/vmlinux build/guest/initrd build/guest/root.erofs
 
 .PHONY: deb
 deb: ## build/release: a Debian package of VERSION

@@ -1,8 +1,9 @@
 #!/bin/bash
 # guest.sh [PROGRAM]: the guest of pods whose OCI containers run in a machine of their own, into build/guest: vmlinux (QEMU
-# starts it by PVH), initrd, and version (the kernel's, and a digest of both files). PROGRAM (build/bin/tripod-guest) becomes
-# the guest's /usr/bin/tripod-guest. The rest is tripod-init and Debian's packages, unpacked by hack/images (ociguest.go). The
-# same inputs give the same bytes, and nothing is built twice.
+# starts it by PVH), initrd (tripod-init, and the modules for the next), root.erofs (the read-only disk with everything else),
+# and version (the kernel's, and a digest of the files). PROGRAM (build/bin/tripod-guest) becomes the guest's
+# /usr/bin/tripod-guest. The rest is from Debian's packages, unpacked by hack/images (ociguest.go). The same inputs give the
+# same bytes, and nothing is built twice.
 #
 # Its kernel command line is guestCmdline (internal/sandbox/vm/ociguest.go). Without the self-tests of ciphers
 # (cryptomgr.notests), an emulated machine boots 0.3 s sooner. tsc=, i8042.*, rcupdate.rcu_expedited, lsm= and nokaslr made no measurable difference,

@@ -13,12 +13,15 @@ import (
 	"time"
 )
 
-// ociModules are the kernel modules that the guest of OCI pods loads at boot. The modules that they need come before
-// them. Those that are built into the kernel are skipped.
+// rootModules are the kernel modules that the guest of OCI pods loads from its initramfs, to reach its root disk. ociModules
+// are those that it loads from that disk. The modules that they need come before them. Those that are built into the kernel
+// are skipped.
+var rootModules = []string{"virtio_pci", "virtio_blk", "erofs", "overlay"}
+
 var ociModules = []string{
-	"virtio_pci", "virtio_console", "virtio_blk", "virtio_scsi", "sd_mod", "virtio_net", "virtio_balloon", "virtio_rng",
+	"virtio_console", "virtio_scsi", "sd_mod", "virtio_net", "virtio_balloon", "virtio_rng",
 	"pvpanic_mmio", "pvpanic_pci",
-	"overlay", "erofs", "ext4", "fuse", "virtiofs",
+	"ext4", "fuse", "virtiofs",
 	"af_packet", "ipv6",
 }
 
@@ -27,28 +30,28 @@ var ociPrograms = map[string]string{
 	"usr/bin/crun": "usr/bin/crun", "usr/bin/conmon": "usr/bin/conmon", "usr/bin/catatonit": "usr/bin/catatonit",
 }
 
-// buildGuest makes the guest of OCI pods in dir, unless it is up to date: vmlinux, initrd and version. The files init and
-// program become the guest's /init and /usr/bin/tripod-guest. version is written last. It names the kernel and contains
-// a digest of the other two files.
+// guestTrees are the files of the guest of OCI pods: initramfs has what it needs to mount root, which is a disk.
+type guestTrees struct{ initramfs, root tree }
+
+// buildGuest makes the guest of OCI pods in dir, unless it is up to date: vmlinux, initrd, root.erofs and version. The files
+// init and program become /init in the initramfs and /usr/bin/tripod-guest on the disk. version is written last. It names the
+// kernel and contains a digest of the other files.
 func (s store) buildGuest(ctx context.Context, dir, init, program string) error {
 	unlock, err := s.lock()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	t := tree{}
-	for _, p := range []struct{ name, from string }{{"init", init}, {"usr/bin/tripod-guest", program}} {
-		data, err := os.ReadFile(p.from)
-		if err != nil {
-			return err
-		}
-		t.file(p.name, 0o755, data)
+	initData, err1 := os.ReadFile(init)
+	programData, err2 := os.ReadFile(program)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
 	}
 	debs, err := findDebs(ctx)
 	if err != nil {
 		return err
 	}
-	key := guestKey(debs.files, t)
+	key := guestKey(debs.files, initData, programData)
 	keyFile := filepath.Join(dir, "key")
 	if have, err := os.ReadFile(keyFile); err == nil && bytes.Equal(have, key) {
 		return nil
@@ -62,37 +65,52 @@ func (s store) buildGuest(ctx context.Context, dir, init, program string) error 
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	if err := errors.Join(d.ociGuest(t), k.installAll(t, ociModules)); err != nil {
-		return err
-	}
-	vmlinux, err := k.vmlinux(ctx)
+	g, err := newGuest(initData, programData, k)
 	if err != nil {
 		return err
 	}
-	initrd := t.cpio()
+	if err := d.ociGuest(g.root); err != nil {
+		return err
+	}
+	vmlinux, err1 := k.vmlinux(ctx)
+	root, err2 := g.root.erofs(ctx, string(s))
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	initrd := g.initramfs.cpio()
 	sum := sha256.New()
-	sum.Write(vmlinux)
-	sum.Write(initrd)
+	for _, data := range [][]byte{vmlinux, initrd, root} {
+		sum.Write(data)
+	}
 	version := fmt.Sprintf("%s sha256:%x\n", strings.TrimPrefix(debs.cloud, "linux-image-"), sum.Sum(nil))
 	for _, f := range []struct {
 		name string
 		data []byte
-	}{{"vmlinux", vmlinux}, {"initrd", initrd}, {"version", []byte(version)}, {"key", key}} {
+	}{{"vmlinux", vmlinux}, {"initrd", initrd}, {"root.erofs", root}, {"version", []byte(version)}, {"key", key}} {
 		if err := replaceFile(filepath.Join(dir, f.name), f.data); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintf(os.Stderr, "built %s: %s, initrd %.1f MB, %.1f s\n", dir, debs.cloud, float64(len(initrd))/1e6, time.Since(start).Seconds())
+	fmt.Fprintf(os.Stderr, "built %s: %s, initrd %.1f MB, root.erofs %.1f MB, %.1f s\n", dir, debs.cloud,
+		float64(len(initrd))/1e6, float64(len(root))/1e6, time.Since(start).Seconds())
 	return nil
 }
 
+// newGuest returns a guest with Tripod's programs and the kernel's modules.
+func newGuest(init, program []byte, k *kernel) (guestTrees, error) {
+	g := guestTrees{tree{}, tree{}}
+	g.initramfs.file("init", 0o755, init)
+	g.initramfs.dir(0o755, "dev", "sys") // mount points
+	g.root.file("usr/bin/tripod-guest", 0o755, program)
+	loaded, err1 := k.installAll(g.initramfs, rootModules, nil)
+	_, err2 := k.installAll(g.root, ociModules, loaded)
+	return g, errors.Join(err1, err2)
+}
+
 // guestKey returns a text that contains everything that the guest of OCI pods depends on.
-func guestKey(debs []string, programs tree) []byte {
+func guestKey(debs []string, init, program []byte) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s\n", strings.Join(debs, "\n"))
-	for _, name := range []string{"init", "usr/bin/tripod-guest"} {
-		fmt.Fprintf(&b, "%s %x\n", name, sha256.Sum256(programs[name].data))
-	}
+	fmt.Fprintf(&b, "%s\ninit %x\nprogram %x\n", strings.Join(debs, "\n"), sha256.Sum256(init), sha256.Sum256(program))
 	writeSources(&b)
 	return b.Bytes()
 }
@@ -107,7 +125,7 @@ func replaceFile(name string, data []byte) error {
 
 // ociGuest adds what the guest of OCI pods has besides Tripod's programs and kernel modules.
 func (d debian) ociGuest(t tree) error {
-	t.dir(0o755, "dev", "etc", "mnt", "proc", "run", "sys", "var/lib", "var/log")
+	t.dir(0o755, "dev", "etc", "mnt", "proc", "run", "scratch", "sys", "var/lib", "var/log")
 	t.dir(0o700, "root")
 	t.dir(0o1777, "tmp", "var/tmp")
 	t.symlink("var/run", "/run")
@@ -123,25 +141,26 @@ func (d debian) ociGuest(t tree) error {
 	return nil
 }
 
-// installAll adds modules, and those that they need, to the tree of an initramfs. It lists their paths in loading order in
-// the file that tripod-init reads. A module that is neither in the package nor in the kernel is an error.
-func (k *kernel) installAll(t tree, names []string) error {
-	var order []string
+// installAll adds modules, and those that they need, to a tree, except those that are loaded before. It lists their paths in
+// loading order in the file that tripod-init reads, and returns the names of all modules that are then loaded. A module that
+// is neither in the package nor in the kernel is an error.
+func (k *kernel) installAll(t tree, names, loaded []string) ([]string, error) {
+	order := slices.Clone(loaded)
 	for _, n := range names {
 		if k.modules[n] == nil && !slices.Contains(k.builtin, n) {
-			return fmt.Errorf("the kernel has no module %s", n)
+			return nil, fmt.Errorf("the kernel has no module %s", n)
 		}
 		var err error
 		if order, err = k.closure(order, n); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	var list strings.Builder
-	for _, n := range order {
+	for _, n := range order[len(loaded):] {
 		name := "lib/modules/" + n + ".ko"
 		t.file(name, 0o644, k.modules[n])
 		list.WriteString("/" + name + "\n")
 	}
 	t.text("etc/modules.tripod", list.String())
-	return nil
+	return order, nil
 }

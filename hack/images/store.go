@@ -125,10 +125,10 @@ func buildKey(debs []string, comps []component, agnhost string) []byte {
 	return b.Bytes()
 }
 
-// writeSources writes the digests of this program's sources.
+// writeSources writes the digests of this program's sources. Its tests change nothing that it makes.
 func writeSources(b io.Writer) {
 	_ = fs.WalkDir(sources, ".", func(name string, e fs.DirEntry, err error) error {
-		if err == nil && !e.IsDir() {
+		if err == nil && !e.IsDir() && !strings.HasSuffix(name, "_test.go") {
 			data, _ := sources.ReadFile(name)
 			fmt.Fprintf(b, "%s %x\n", name, sha256.Sum256(data))
 		}

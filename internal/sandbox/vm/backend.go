@@ -40,6 +40,9 @@ type settings struct {
 	Virtiofs func(context.Context) error
 	// AgentDisk is the path of the disk image with the guest's agent; "" means that machines get no such disk.
 	AgentDisk string
+	// GuestDisk is the path of the disk image with the root that the images' initramfs mounts; "" means that machines get no
+	// such disk.
+	GuestDisk string
 	// UEFI returns the node's UEFI firmware, or errdefs.ErrFailedPrecondition if there is none.
 	UEFI    func() (firmware.UEFI, error)
 	Images  Images

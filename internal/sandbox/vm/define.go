@@ -9,6 +9,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/guestinit"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -57,6 +58,9 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 	d.Disks = append(d.Disks, readOnlyDisk("cidata", b.cfg.cloudInitFile(id), o.options.DiskBus))
 	if b.cfg.AgentDisk != "" {
 		d.Disks = append(d.Disks, readOnlyDisk("agent", b.cfg.AgentDisk, o.options.DiskBus))
+	}
+	if b.cfg.GuestDisk != "" {
+		d.Disks = append(d.Disks, readOnlyDisk(guestinit.RootDisk, b.cfg.GuestDisk, machine.BusVirtio))
 	}
 	if o.files.Kernel != nil {
 		d.Kernel = &machine.File{Path: o.files.KernelPath}

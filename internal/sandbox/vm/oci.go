@@ -117,7 +117,7 @@ func OpenOCI(ctx context.Context, c Config, images OCIImages, log *slog.Logger) 
 	c.Annotations = sandbox.AllowList{"*"} // the machines' pods are our own
 	c.VM.UIDBase += c.VM.UIDCount          // the handler vm has those before
 	machines, err := open(ctx, c, Services{Images: files, Logger: log}, func(s *settings) {
-		s.Prefix, s.Plug, s.ScratchBase, s.AgentDisk = ociPrefix, true, scratch, ""
+		s.Prefix, s.Plug, s.ScratchBase, s.GuestDisk, s.AgentDisk = ociPrefix, true, scratch, files.disk(), ""
 	})
 	if err != nil {
 		return nil, err

@@ -32,7 +32,8 @@ const (
 	rewatchMin, rewatchMax = 20 * time.Millisecond, 5 * time.Second
 )
 
-// guestFiles are the guest's kernel and initramfs in a directory. It implements Images with this one image.
+// guestFiles are the guest's kernel, its initramfs and the disk with its root, in a directory. It implements Images with this one
+// image.
 type guestFiles struct{ dir string }
 
 // guestFiles returns the guest's files in the configured directory or, without one, in lib/tripod/guest beside the directory of
@@ -50,13 +51,18 @@ func (c Config) guestFiles() guestFiles {
 
 // check returns errdefs.ErrNotFound if a file is missing.
 func (g guestFiles) check() error {
-	for _, name := range []string{"vmlinux", "initrd"} {
+	for _, name := range []string{"vmlinux", "initrd", guestDisk} {
 		if _, err := os.Stat(filepath.Join(g.dir, name)); err != nil {
 			return fmt.Errorf("the guest of machines that run containers: %w: %w (make guest; vm.guest_dir)", err, errdefs.ErrNotFound)
 		}
 	}
 	return nil
 }
+
+const guestDisk = "root.erofs"
+
+// disk returns the path of the disk with the guest's root, which all machines share.
+func (g guestFiles) disk() string { return filepath.Join(g.dir, guestDisk) }
 
 // Machine implements Images.
 func (g guestFiles) Machine(context.Context, string) (*image.MachineImage, error) {

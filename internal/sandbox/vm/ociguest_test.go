@@ -3,6 +3,9 @@ package vm
 import (
 	"context"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -11,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // TestCallsAreBounded: a guest cannot keep the daemon busy with an answer that is too long, nor with one that never comes.
@@ -35,4 +39,32 @@ func TestCallsAreBounded(t *testing.T) {
 			t.Errorf("settle with a silent guest: got error %v after %s, want one after %s", err, took, guestTime)
 		}
 	})
+}
+
+// TestGuestFiles: the error says which of the guest's files is missing.
+func TestGuestFiles(t *testing.T) {
+	g := guestFiles{t.TempDir()}
+	for _, name := range []string{"vmlinux", "initrd", "root.erofs"} {
+		path := filepath.Join(g.dir, name)
+		if err := g.check(); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), path+":") {
+			t.Errorf("check without %s: got %v", name, err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.check(); err != nil {
+		t.Errorf("check with all files: got %v", err)
+	}
+}
+
+// TestGuestDisk: the machine's disk with the guest's root is one that no guest can write to, because all machines share it.
+func TestGuestDisk(t *testing.T) {
+	r := newRig(t, func(s *settings) { s.GuestDisk = "/guest/root.erofs" })
+	_, c := r.run("guest", "kernel")
+	disks := r.driver.guest(c.ID).definition.Disks
+	want := machine.Disk{ID: "guest0", File: machine.File{Path: "/guest/root.erofs"}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio}
+	if !slices.Contains(disks, want) {
+		t.Errorf("disks: got %+v, want %+v among them", disks, want)
+	}
 }

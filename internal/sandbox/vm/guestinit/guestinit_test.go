@@ -24,6 +24,28 @@ func TestModuleList(t *testing.T) {
 	}
 }
 
+// TestFindDisk: the disk is the one with the whole serial number. Other kinds of disks have none.
+func TestFindDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "sr0"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for disk, serial := range map[string]string{"vda": "scratch0", "vdb": "guest01", "vdc": "guest0\n"} {
+		if err := os.Mkdir(filepath.Join(dir, disk), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, disk, "serial"), []byte(serial), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := findDisk(dir, RootDisk); err != nil || got != "/dev/vdc" {
+		t.Errorf("findDisk: got %q, %v, want /dev/vdc", got, err)
+	}
+	if _, err := findDisk(dir, "guest"); err == nil || !strings.Contains(err.Error(), "serial number guest") {
+		t.Errorf("findDisk without such a disk: got %v", err)
+	}
+}
+
 // TestMountsDoNotHideEachOther: a mount comes after those of its parent directories.
 func TestMountsDoNotHideEachOther(t *testing.T) {
 	for i, m := range mounts {

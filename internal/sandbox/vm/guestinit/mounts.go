@@ -43,25 +43,3 @@ func (m mount) mount() error {
 	}
 	return unix.Mount(m.fstype, m.target, m.fstype, m.flags, m.data)
 }
-
-// moveRoot makes the root a mount point on the initramfs instead of the initramfs itself, which pivot_root(2) refuses to
-// leave. OCI runtimes call pivot_root. Nothing else may be mounted yet, because only the root moves.
-func moveRoot() error {
-	const dir = "/newroot"
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return err
-	}
-	if err := unix.Mount("/", dir, "", unix.MS_BIND, ""); err != nil {
-		return err
-	}
-	if err := unix.Chdir(dir); err != nil {
-		return err
-	}
-	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
-		return err
-	}
-	if err := unix.Chroot("."); err != nil {
-		return err
-	}
-	return os.Remove(dir)
-}

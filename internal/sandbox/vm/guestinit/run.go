@@ -23,7 +23,7 @@ const (
 
 // Run boots the guest. It does not return: the kernel panics if its first process ends.
 func Run() {
-	report("root", moveRoot())
+	report("root", enterRoot())
 	for _, m := range mounts {
 		report("mount "+m.target, m.mount())
 	}
