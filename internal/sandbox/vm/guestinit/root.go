@@ -45,7 +45,7 @@ func mountRoot(root string) error {
 		if err := m.mount(); err != nil {
 			return err
 		}
-		defer unix.Unmount(m.target, unix.MNT_DETACH) // the overlay keeps what it needs
+		defer func() { _ = unix.Unmount(m.target, unix.MNT_DETACH) }() // the overlay keeps what it needs
 	}
 	device, err := findDisk("/sys/block", RootDisk)
 	if err != nil {
@@ -57,7 +57,7 @@ func mountRoot(root string) error {
 	if err := unix.Mount(device, lower, "erofs", unix.MS_RDONLY, ""); err != nil {
 		return os.NewSyscallError("mount the root disk", err)
 	}
-	defer unix.Unmount(lower, unix.MNT_DETACH)
+	defer func() { _ = unix.Unmount(lower, unix.MNT_DETACH) }()
 	err = unix.Mount("overlay", root, "overlay", 0, "lowerdir="+lower+",upperdir="+upper+"/files,workdir="+upper+"/work")
 	return os.NewSyscallError("mount the root", err)
 }
