@@ -338,6 +338,10 @@ func (d *hypervisor) Balloon(_ context.Context, name string, memory uint64) erro
 }
 
 func (d *hypervisor) Plug(context.Context, string, int, *os.File) error { return nil }
+func (d *hypervisor) Save(context.Context, string, string) error        { return errdefs.ErrNotImplemented }
+func (d *hypervisor) SaveKey(context.Context, machine.Definition) (string, error) {
+	return "", errdefs.ErrNotImplemented
+}
 
 func (d *hypervisor) Stats(context.Context, string) (machine.Stats, error) {
 	return machine.Stats{BalloonActual: 1 << 20, Blocks: map[string]machine.BlockStats{rootID: {ReadOps: 1}}}, nil

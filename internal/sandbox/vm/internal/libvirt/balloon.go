@@ -35,3 +35,11 @@ func (d *Driver) Balloon(ctx context.Context, name string, memory uint64) error 
 func (d *Driver) Plug(context.Context, string, int, *os.File) error {
 	return fmt.Errorf("libvirt opens disks by their paths, with its own user: set vm.driver = \"qmp\": %w", errdefs.ErrNotImplemented)
 }
+
+// Save implements machine.Driver.
+func (d *Driver) Save(context.Context, string, string) error { return errNoSave }
+
+// SaveKey implements machine.Driver.
+func (d *Driver) SaveKey(context.Context, machine.Definition) (string, error) { return "", errNoSave }
+
+var errNoSave = fmt.Errorf("libvirt saves no machines that others could continue from: set vm.driver = \"qmp\": %w", errdefs.ErrNotImplemented)

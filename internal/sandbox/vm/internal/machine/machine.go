@@ -55,8 +55,11 @@ type Definition struct {
 	LibvirtCPU string `json:"libvirtCPU,omitempty"`
 	// SessionPorts adds the virtio-serial ports wire.SessionPortNames. Definitions by earlier releases lack them.
 	SessionPorts bool `json:"sessionPorts,omitempty"`
-	// Plug adds a SCSI controller for the disks of Driver.Plug.
+	// Plug adds a SCSI controller for the disks of Driver.Plug, and what Driver.Save needs.
 	Plug bool `json:"plug,omitempty"`
+	// Saved, if set, is a directory in which Driver.Save has saved a machine with the same Driver.SaveKey. The machine
+	// continues from there instead of booting. Its NICs and shares are plugged in before it continues.
+	Saved string `json:"saved,omitempty"`
 	// VNC asks for a screen, and a VNC server on VNCSocket.
 	VNC bool `json:"vnc,omitempty"`
 }
@@ -169,6 +172,9 @@ func (d *Definition) BootOrder(i int) int {
 	}
 	return 0
 }
+
+// SavedNICs is how many NICs a machine with Definition.Saved can have. It can have one share, over virtio-fs.
+const SavedNICs = 7
 
 // HasVirtiofs reports whether a share uses virtio-fs. The guest's memory must then be shared with virtiofsd.
 func (d *Definition) HasVirtiofs() bool {
@@ -302,6 +308,14 @@ type Driver interface {
 	// disk is gone when the machine ends. Plug does nothing if the machine has a disk with this LUN. A driver that cannot
 	// do it returns errdefs.ErrNotImplemented.
 	Plug(ctx context.Context, name string, lun int, file *os.File) error
+	// Save pauses a running machine with Definition.Plug, without NICs and shares, and saves its memory and the state of
+	// its devices, but not its disks, in a directory that is empty. After that, the machine can only be destroyed. A
+	// driver that cannot do it returns errdefs.ErrNotImplemented.
+	Save(ctx context.Context, name, dir string) error
+	// SaveKey identifies everything on which a saved state depends: the hypervisor, the processor, and the machine without
+	// its NICs and shares. A machine can continue from the state of another one with the same key, and Start returns
+	// errdefs.ErrFailedPrecondition if the keys differ.
+	SaveKey(ctx context.Context, d Definition) (string, error)
 	// Stats returns statistics of a running machine.
 	Stats(ctx context.Context, name string) (Stats, error)
 	// Firmware returns what the machine's firmware has written to its debug port since the last call. Only the last

@@ -49,6 +49,7 @@ const (
 	kindShareRO  kind = "share-ro"  // a directory, mounted read-only
 	kindVirtiofs kind = "virtiofs"  // a connection to Shares[Index]'s virtiofsd
 	kindOwnedDir kind = "owned-dir" // a directory in Definition.Dir that QEMU's user owns
+	kindMemory   kind = "memory"    // the guest's memory
 )
 
 // inherited is a file that QEMU inherits.
@@ -74,6 +75,8 @@ type command struct {
 	Args     []string     `json:"args"`
 	Standard [2]inherited `json:"standard"`
 	Files    []inherited  `json:"files"`
+	// Late are the devices to add, in this order, when a saved machine is about to continue.
+	Late []map[string]any `json:"late,omitempty"`
 }
 
 // build returns the command for a definition that Validate has accepted. The result depends only on the arguments.
@@ -89,17 +92,20 @@ func build(d machine.Definition, s hostSetup) command {
 		c.disk(d, i, disk, s)
 	}
 	if d.Plug {
-		c.add("-device", "virtio-scsi-pci,id="+plugController)
+		c.add("-device", "virtio-scsi-pci,id="+plugController, "-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=1,addr=%#x", plugPort, plugSlot))
 	}
 	for i, nic := range d.NICs {
-		c.nic(i, nic, s)
+		c.nic(d, i, nic, s)
 	}
 	for i, share := range d.Shares {
-		c.share(i, share)
+		c.share(d, i, share)
 	}
 	if d.VNC {
 		dir := c.inherit(inherited{Kind: kindOwnedDir, Path: filepath.Join(d.Dir, machine.VNCDir)})
 		c.add("-device", "VGA", "-vnc", fmt.Sprintf("unix:/proc/self/fd/%d/%s", dir, machine.VNCName))
+	}
+	if d.Saved != "" {
+		c.add("-incoming", "defer")
 	}
 	return c
 }
@@ -138,7 +144,11 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		"-action", "reboot=reset,shutdown=pause,panic=pause",
 		// Disable suspend, because nothing could wake the guest.
 		"-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1")
-	if d.HasVirtiofs() {
+	switch {
+	case d.Plug:
+		// QEMU opens the file again, which gives the driver's file to the guest.
+		c.add("-object", fmt.Sprintf("memory-backend-file,id=%s,size=%dM,mem-path=/proc/self/fd/%d,share=on", memoryID, mebibytes(d.Memory), c.inherit(inherited{Kind: kindMemory})))
+	case d.HasVirtiofs():
 		c.add("-object", fmt.Sprintf("memory-backend-memfd,id=%s,size=%dM,share=on", memoryID, mebibytes(d.Memory)))
 	}
 	if d.Kernel != nil {
@@ -248,17 +258,46 @@ func (c *command) blockdev(node map[string]any) {
 	c.add("-blockdev", string(raw))
 }
 
-func (c *command) nic(i int, nic machine.NIC, s hostSetup) {
+func (c *command) nic(d machine.Definition, i int, nic machine.NIC, s hostSetup) {
 	netdev := fmt.Sprintf("tap,id=net%d,fd=%d", i, c.inherit(inherited{Kind: kindTap, Index: i}))
 	if s.VhostNet {
 		netdev += fmt.Sprintf(",vhost=on,vhostfd=%d", c.inherit(inherited{Kind: kindVhost, Path: vhostNet}))
 	}
 	// Without a ROM, the interface is not a boot device and needs no iPXE.
-	device := fmt.Sprintf("virtio-net-pci,netdev=net%d,id=nic%d,mac=%s,romfile=", i, i, nic.MAC)
+	device := []property{{"netdev", fmt.Sprintf("net%d", i)}, {"id", fmt.Sprintf("nic%d", i)}, {"mac", nic.MAC}, {"romfile", ""}}
 	if nic.MTU > 0 {
-		device += fmt.Sprintf(",host_mtu=%d", nic.MTU)
+		device = append(device, property{"host_mtu", nic.MTU})
 	}
-	c.add("-netdev", netdev, "-device", device)
+	c.add("-netdev", netdev)
+	if d.Saved != "" {
+		c.late("virtio-net-pci", i+1, device)
+		return
+	}
+	c.device("virtio-net-pci", device)
+}
+
+// property is a property of a device.
+type property struct {
+	name  string
+	value any
+}
+
+// device adds a device to the command line.
+func (c *command) device(driver string, properties []property) {
+	for _, p := range properties {
+		driver += fmt.Sprintf(",%s=%v", p.name, p.value)
+	}
+	c.add("-device", driver)
+}
+
+// late adds a device that is to be plugged in, as a function of the slot for such devices. The guest looks for devices once
+// function 0 is there, so that is the last one.
+func (c *command) late(driver string, function int, properties []property) {
+	device := map[string]any{"driver": driver, "bus": plugPort, "addr": fmt.Sprintf("0.%d", function), "multifunction": true}
+	for _, p := range properties {
+		device[p.name] = p.value
+	}
+	c.Late = append(c.Late, device)
 }
 
 // memoryID is the ID of the guest's memory backend when QEMU shares the memory with virtiofsd.
@@ -266,7 +305,7 @@ const memoryID = "ram"
 
 // memoryBackend returns the -machine option that names the memory backend.
 func memoryBackend(d machine.Definition) string {
-	if d.HasVirtiofs() {
+	if d.Plug || d.HasVirtiofs() {
 		return ",memory-backend=" + memoryID
 	}
 	return ""
@@ -284,11 +323,16 @@ func flash(d machine.Definition) string {
 // security model "none", QEMU's user owns the files that the guest creates, because QEMU ignores a failure to change
 // the owner of a new file. The comment on virtiofsd.Open says which owners QEMU sees. With "mapped-xattr", QEMU's user
 // owns these files too, and extended attributes hold the owners that the guest sees.
-func (c *command) share(i int, share machine.Share) {
+func (c *command) share(d machine.Definition, i int, share machine.Share) {
 	if share.Driver == machine.ShareVirtiofs {
 		fd := c.inherit(inherited{Kind: kindVirtiofs, Index: i})
-		c.add("-chardev", fmt.Sprintf("socket,id=share%d,fd=%d", i, fd),
-			"-device", fmt.Sprintf("vhost-user-fs-pci,chardev=share%d,tag=%s,queue-size=1024,%s", i, share.Tag, shareAddress(i)))
+		c.add("-chardev", fmt.Sprintf("socket,id=share%d,fd=%d", i, fd))
+		device := []property{{"chardev", fmt.Sprintf("share%d", i)}, {"tag", share.Tag}, {"queue-size", 1024}}
+		if d.Saved != "" {
+			c.late("vhost-user-fs-pci", 0, device)
+			return
+		}
+		c.device("vhost-user-fs-pci", append(device, property{"multifunction", "on"}, property{"addr", shareAddress(i)}))
 		return
 	}
 	open, model, more := kindShare, "none", ""
@@ -300,7 +344,7 @@ func (c *command) share(i int, share machine.Share) {
 	}
 	fd := c.inherit(inherited{Kind: open, Path: share.Path})
 	c.add("-fsdev", fmt.Sprintf("local,id=share%d,path=/proc/self/fd/%d,security_model=%s,multidevs=remap%s", i, fd, model, more),
-		"-device", fmt.Sprintf("virtio-9p-pci,fsdev=share%d,mount_tag=%s,%s", i, share.Tag, shareAddress(i)))
+		"-device", fmt.Sprintf("virtio-9p-pci,fsdev=share%d,mount_tag=%s,multifunction=on,addr=%s", i, share.Tag, shareAddress(i)))
 }
 
 const (
@@ -310,12 +354,14 @@ const (
 	perSlot       = 8
 	// maxShares limits the shares to eight slots, which leaves 22 slots for other devices.
 	maxShares = 64
+	// plugSlot is the slot below those of the shares. It has the port for the devices that a saved machine gets.
+	plugSlot = lastShareSlot - maxShares/perSlot
 )
 
 // shareAddress returns the PCI address of the share with the given index. Each slot holds eight shares, because there
 // are only 30 slots for all devices, and a pod can have many volumes.
 func shareAddress(i int) string {
-	return fmt.Sprintf("multifunction=on,addr=%#x.%d", lastShareSlot-i/perSlot, i%perSlot)
+	return fmt.Sprintf("%#x.%d", lastShareSlot-i/perSlot, i%perSlot)
 }
 
 func acceleration(accel string) string {

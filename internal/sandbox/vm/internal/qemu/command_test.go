@@ -53,6 +53,12 @@ func TestGoldenCommands(t *testing.T) {
 					Base: &machine.Base{File: machine.File{Path: "/b.qcow2"}, Format: "qcow2"},
 				})
 		}, host},
+		"plug": {func(d *machine.Definition) { d.Plug = true }, host},
+		"saved": {func(d *machine.Definition) {
+			d.Plug, d.Saved = true, "/templates/one"
+			d.NICs = []machine.NIC{{MAC: "0a:00:00:00:00:01", MTU: 1450, Netns: "/netns", Tap: "tap0"}, {MAC: "0a:00:00:00:00:02", Netns: "/netns", Tap: "tap1"}}
+			d.Shares = []machine.Share{{Tag: "share0", Path: "/shared", Driver: machine.ShareVirtiofs}}
+		}, host},
 		"uefi": {func(d *machine.Definition) {
 			d.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.File{Path: "/vars.fd"}}
 		}, host},
@@ -92,7 +98,7 @@ func TestGoldenCommands(t *testing.T) {
 	}
 }
 
-// golden formats a command for people: one option per line, then the files.
+// golden formats a command for people: one option per line, then the files, then the late devices.
 func golden(t *testing.T, c command) string {
 	t.Helper()
 	var b strings.Builder
@@ -107,6 +113,13 @@ func golden(t *testing.T, c command) string {
 	b.WriteString("\n\n")
 	for _, f := range slices.Concat(c.Standard[:], c.Files) {
 		raw, err := json.Marshal(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(append(raw, '\n'))
+	}
+	for _, device := range c.Late {
+		raw, err := json.Marshal(device)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,6 +181,17 @@ func TestRefused(t *testing.T) {
 		"no driver": func(d *machine.Definition) { d.Shares = []machine.Share{{Tag: "a", Path: "/a"}} },
 		"long tag": func(d *machine.Definition) {
 			d.Shares = []machine.Share{{Tag: strings.Repeat("a", 32), Driver: machine.Share9p}}
+		},
+		"saved, relative": func(d *machine.Definition) { d.Plug, d.Saved = true, "saved" },
+		"saved, no port":  func(d *machine.Definition) { d.Saved = "/saved" },
+		"saved, 9p": func(d *machine.Definition) {
+			d.Plug, d.Saved, d.Shares = true, "/saved", []machine.Share{{Tag: "a", Driver: machine.Share9p}}
+		},
+		"saved, eight NICs": func(d *machine.Definition) {
+			d.Plug, d.Saved = true, "/saved"
+			for range machine.SavedNICs + 1 {
+				d.NICs = append(d.NICs, machine.NIC{MAC: "52:54:00:12:34:56"})
+			}
 		},
 		"upper-case hex": func(d *machine.Definition) { d.Name = strings.ToUpper(d.Name) },
 	} {

@@ -50,6 +50,7 @@ func TestKilledAnywhere(t *testing.T) {
 		calls  []string
 		phases []machine.Phase
 		cause  machine.Cause
+		saved  bool // the machine continues from a saved state
 	}{
 		"qemu.define.dir":        {calls: start},
 		"qemu.undefine.removing": {calls: []string{"define", "undefine"}, phases: any},
@@ -59,10 +60,13 @@ func TestKilledAnywhere(t *testing.T) {
 		"qemu.start.recorded":    {calls: start, phases: any[1:]},
 		"qemu.start.greeted":     {calls: start, phases: any[1:]},
 		"qemu.start.running":     {calls: start, phases: any[1:]},
-		"qemu.end.verdict":       {end, []machine.Phase{machine.Ended}, machine.CausePowerOff},
-		"qemu.end.ended":         {end, []machine.Phase{machine.Ended}, machine.CausePowerOff},
-		"qemu.destroy.intent":    {destroy, []machine.Phase{machine.Ended}, machine.CauseKilled},
-		"qemu.destroy.killed":    {destroy, []machine.Phase{machine.Ended}, machine.CauseKilled},
+		"qemu.start.filled":      {calls: start, phases: any, saved: true},
+		"qemu.start.continued":   {calls: start, phases: any[1:], saved: true},
+		"qemu.save.saved":        {calls: []string{"define", "start", "save"}, phases: any[1:]},
+		"qemu.end.verdict":       {calls: end, phases: []machine.Phase{machine.Ended}, cause: machine.CausePowerOff},
+		"qemu.end.ended":         {calls: end, phases: []machine.Phase{machine.Ended}, cause: machine.CausePowerOff},
+		"qemu.destroy.intent":    {calls: destroy, phases: []machine.Phase{machine.Ended}, cause: machine.CauseKilled},
+		"qemu.destroy.killed":    {calls: destroy, phases: []machine.Phase{machine.Ended}, cause: machine.CauseKilled},
 	}
 	points := failpoint.Names()
 	for point := range plan {
@@ -81,7 +85,14 @@ func TestKilledAnywhere(t *testing.T) {
 			}
 			s := subject(t)
 			d := s.Definition(t)
-			machinetest.AddShare(t, &d)
+			if p.saved {
+				l := s.Begin(t)
+				d = another(t, s, saved(t, s, l, "true"))
+				l.Close()
+			}
+			if d.Plug = p.saved || slices.Contains(p.calls, "save"); p.saved || !d.Plug {
+				machinetest.AddShare(t, &d)
+			}
 			if slices.Contains(p.calls, "end") {
 				d.Cmdline += ` tripod.noshell tripod.run="poweroff -f"`
 			}

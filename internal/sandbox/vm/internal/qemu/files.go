@@ -22,6 +22,7 @@ const vhostNet = "/dev/vhost-net"
 type openers struct {
 	taps   machine.Opener
 	shares *virtiofsd.Servers
+	memory *os.File // the guest's
 }
 
 // openAll opens the given files in order. It returns errdefs.ErrFailedPrecondition for a file that is missing or
@@ -78,6 +79,8 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, from opener
 		return from.shares.Conn(d.Shares[f.Index].Tag)
 	case kindOwnedDir:
 		return OpenOwned(f.Path, d.UID, d.GID)
+	case kindMemory:
+		return from.memory, nil
 	default:
 		return nil, fmt.Errorf("unknown kind of file %q: %w", f.Kind, errdefs.ErrInvalidArgument)
 	}

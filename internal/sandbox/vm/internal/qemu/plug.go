@@ -12,8 +12,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
 )
 
-// plugController is the ID of the SCSI controller for the disks that Plug adds.
-const plugController = "plug"
+// plugController is the ID of the SCSI controller for the disks that Plug adds. plugPort is the ID of the PCI port for the
+// NICs and the share that a saved machine gets.
+const plugController, plugPort = "plug", "late"
 
 // Plug implements machine.Driver.
 func (d *Driver) Plug(ctx context.Context, name string, lun int, file *os.File) error {

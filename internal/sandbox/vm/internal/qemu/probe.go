@@ -93,21 +93,25 @@ func (c Config) verdictKey() string {
 	_ = unix.Uname(&uts)
 	parts := []string{unix.ByteSliceToString(uts.Release[:]), unix.ByteSliceToString(uts.Version[:]), processor(), fmt.Sprint(c.UID, c.GID)}
 	for _, file := range []string{c.Emulator, "/dev/kvm"} {
-		info, err := os.Stat(file)
-		if err != nil {
-			parts = append(parts, file+" none")
-			continue
-		}
-		part := fmt.Sprint(file, info.Mode(), info.Size())
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			part += fmt.Sprint(" ", st.Uid, st.Gid)
-		}
-		if info.Mode().IsRegular() {
-			part += info.ModTime().UTC().Format(time.RFC3339Nano)
-		}
-		parts = append(parts, part)
+		parts = append(parts, identity(file))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// identity returns what tells a file from another one that may later have its path.
+func identity(file string) string {
+	info, err := os.Stat(file)
+	if err != nil {
+		return file + " none"
+	}
+	id := fmt.Sprint(file, info.Mode(), info.Size())
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		id += fmt.Sprint(" ", st.Uid, st.Gid)
+	}
+	if info.Mode().IsRegular() {
+		id += info.ModTime().UTC().Format(time.RFC3339Nano)
+	}
+	return id
 }
 
 // processor returns the name of the first processor and the number of its features. A microcode update or a live

@@ -96,11 +96,21 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 		return nil, err
 	}
 	defer log.Close()
+	var memory *os.File
+	var memoryErr error
+	filled := make(chan struct{})
+	go func() { // beside virtiofsd's start, because both take most of 100 ms
+		defer close(filled)
+		memory, memoryErr = h.openMemory(ctx, def)
+	}()
 	shares, err := virtiofsd.Start(ctx, h.shareOptions(def), def.Shares)
-	if err != nil {
-		return nil, err
+	<-filled
+	if err = errors.Join(err, memoryErr); err != nil {
+		closeAll([]*os.File{memory})
+		return nil, errors.Join(err, shares.End(ctx))
 	}
-	r, err := h.spawn(ctx, def, accel, shares, log)
+	c := build(def, hostSetup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
+	r, err := h.spawn(ctx, def, accel, c, openers{taps: h.d.cfg.Opener, shares: shares, memory: memory}, log)
 	if r == nil {
 		return nil, errors.Join(err, shares.End(ctx))
 	}
@@ -116,7 +126,7 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 	if err := fpRecorded.Hit(ctx); err != nil {
 		return r, err
 	}
-	return r, h.awaitGuest(ctx, r)
+	return r, h.awaitGuest(ctx, r, c.Late)
 }
 
 // shareOptions returns the options of the machine's virtiofsd processes.
@@ -128,14 +138,13 @@ func (h *handle) shareOptions(def machine.Definition) virtiofsd.Options {
 
 // spawn records the virtiofsd processes and starts a QEMU that is connected to them. If spawn returns no run, the
 // caller must end the virtiofsd processes.
-func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string, shares *virtiofsd.Servers, log *os.File) (*run, error) {
-	c := build(def, hostSetup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
-	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), openers{taps: h.d.cfg.Opener, shares: shares})
+func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string, c command, from openers, log *os.File) (*run, error) {
+	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), from)
 	if err != nil {
 		return nil, err
 	}
 	err = fpOpened.Hit(ctx)
-	if ids := shares.IDs(); err == nil && len(ids) > 0 {
+	if ids := from.shares.IDs(); err == nil && len(ids) > 0 {
 		err = h.set(func(rec *record) { rec.Shares = ids })
 	}
 	if err != nil {
@@ -156,7 +165,7 @@ func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string
 		_ = cmd.Wait()
 		return nil, err
 	}
-	r.shares = shares
+	r.shares = from.shares
 	return r, fpSpawned.Hit(ctx)
 }
 
@@ -198,15 +207,22 @@ func kvmGroup(wanted bool) []uint32 {
 	return []uint32{st.Gid}
 }
 
-// awaitGuest waits until QEMU reports that the guest's CPUs run.
-func (h *handle) awaitGuest(ctx context.Context, r *run) error {
+// awaitGuest waits until QEMU reports that the guest's CPUs run. late are the devices to add to a machine that continues.
+func (h *handle) awaitGuest(ctx context.Context, r *run, late []map[string]any) error {
 	ctx, cancel := r.whileAlive(ctx)
 	defer cancel()
 	err := r.connect(ctx)
 	if err == nil {
-		err = errors.Join(fpGreeted.Hit(ctx), r.awaitRunning(ctx))
+		err = fpGreeted.Hit(ctx)
+	}
+	if err == nil && h.def.Saved != "" {
+		err = r.resume(ctx, h.def.Saved, late)
+	}
+	if err == nil {
+		err = r.awaitRunning(ctx)
 	}
 	if err != nil {
+		r.settle()
 		if words := lastWords(logPath(h.def)); !r.proc.Alive() {
 			if served := r.shares.LastWords(); served != "" { // QEMU ends when a virtiofsd ends
 				words += "; " + served
@@ -221,6 +237,17 @@ func (h *handle) awaitGuest(ctx context.Context, r *run) error {
 		return err
 	}
 	return fpRunning.Hit(ctx)
+}
+
+// settle waits for the end of a process that has just closed its monitor, so that the end is known as the cause.
+func (r *run) settle() {
+	if m := r.client(); m == nil || m.Err() == nil {
+		return
+	}
+	select {
+	case <-r.proc.Dead:
+	case <-time.After(monitorTimeout):
+	}
 }
 
 // awaitRunning returns once the guest runs or has already ended.

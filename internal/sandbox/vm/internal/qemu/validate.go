@@ -54,12 +54,31 @@ func Validate(d machine.Definition) error {
 	case d.Cgroup != "" && (!filepath.IsAbs(d.Cgroup) || filepath.Clean(d.Cgroup) != d.Cgroup):
 		return refuse("cgroup %q is not absolute and clean", d.Cgroup)
 	}
+	if d.Saved != "" {
+		if err := validateSaved(d, refuse); err != nil {
+			return err
+		}
+	}
 	for what, path := range map[string]string{"dir": d.Dir, "stateDir": d.StateDir, "serialLog": d.SerialLog} {
 		if !filepath.IsAbs(path) {
 			return refuse("%s %q is not absolute", what, path)
 		}
 	}
 	return validateDevices(d, refuse)
+}
+
+// validateSaved checks a machine that continues from a saved state. It has one port for its other devices, with eight
+// functions.
+func validateSaved(d machine.Definition, refuse func(string, ...any) error) error {
+	switch {
+	case !filepath.IsAbs(d.Saved):
+		return refuse("saved %q is not absolute", d.Saved)
+	case !d.Plug:
+		return refuse("a machine without a controller for further disks cannot continue from a saved state")
+	case len(d.NICs) > machine.SavedNICs || len(d.Shares) > 1 || len(d.Shares) == 1 && d.Shares[0].Driver != machine.ShareVirtiofs:
+		return refuse("a machine that continues from a saved state has at most %d NICs and one share, over virtio-fs", machine.SavedNICs)
+	}
+	return nil
 }
 
 func validateDevices(d machine.Definition, refuse func(string, ...any) error) error {
