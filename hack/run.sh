@@ -335,6 +335,8 @@ has_text()  { [ -f "$1" ] && grep -aq "$2" "$1"; }
 runs()      { "$TRIPOD" exec "$@" >/dev/null 2>&1; }
 serves()    { [[ "$(http "$1" 80)" == *"$2"* ]]; }
 
+has_template() { "$TRIPOD" vm template ls --config "$dir/config.toml" | grep -q '^[0-9a-f]'; }
+
 demo_walls() {
   local began=$SECONDS ip
   say "The image of the first pod, in a machine of its own  (tripod run -r vm-oci)"
@@ -345,6 +347,13 @@ demo_walls() {
   "$TRIPOD" exec walled uname -sr | show
   check "its kernel is not the node's  (tripod exec)" differ "$("$TRIPOD" exec walled uname -r)" "$(uname -r)"
   ok "booted, plugged in and started, emulated, in $((SECONDS - began)) s"
+  patience=120 await "that machine's like has been booted, stopped and saved" has_template
+  "$TRIPOD" vm template ls --config "$dir/config.toml" | show
+  began=$SECONDS
+  "$TRIPOD" run -r vm-oci --name cloned -d "$nginx" >/dev/null
+  ip=$(pod_ip cloned)
+  patience=60 await "it listens" connects "$ip" 80
+  ok "the next machine continues from there: started, emulated, in $((SECONDS - began)) s  (tripod vm template)"
 }
 
 demo_edge() {
@@ -385,7 +394,7 @@ demo_remove() {
   "$TRIPOD" stop --grace 2 client server >/dev/null
   check "stopped containers report their exit" matches "$("$TRIPOD" ps -a -o json | jq -r '[.containers[].state] | sort | unique | join(" ")')" "CONTAINER_EXITED CONTAINER_RUNNING"
   "$TRIPOD" rm client server >/dev/null
-  "$TRIPOD" rmp -f pair web machine walled greeter-1 greeter-2 greeter-3 >/dev/null
+  "$TRIPOD" rmp -f pair web machine walled cloned greeter-1 greeter-2 greeter-3 >/dev/null
   check "no pod is left" same "$("$TRIPOD" pods -q)$("$TRIPOD" ps -aq)" ""
   check "the host port is closed" refuses 127.0.0.1 8080
   kill "$daemon_pid"

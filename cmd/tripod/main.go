@@ -81,6 +81,9 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	keyvalue := keyvalueCommand()
 	keyvalue.GroupID = groupWasm
 	root.AddCommand(keyvalue)
+	machines := machineCommand()
+	machines.GroupID = groupNode
+	root.AddCommand(machines)
 	orchestrator := orchestratorCommand()
 	orchestrator.GroupID = groupEdge
 	root.AddCommand(orchestrator)

@@ -44,13 +44,22 @@ func (p *parts) openVM(ctx context.Context, c *config.Config, images *image.Stor
 	return b, nil
 }
 
+// ociConfig returns the configuration of the handler "vm-oci".
+func ociConfig(c *config.Config) vm.Config {
+	cfg := vmConfig(c)
+	cfg.Root, cfg.RunDir = filepath.Join(c.Root, "vm-oci"), filepath.Join(c.State, "vm-oci")
+	return cfg
+}
+
 // openOCI opens the backend for OCI containers in machines. It returns nil if the node has no QEMU or no guest for it, or if
 // its driver cannot run such machines.
 func (p *parts) openOCI(ctx context.Context, c *config.Config, images *image.Store, log *slog.Logger) (*vm.OCI, error) {
-	cfg := vmConfig(c)
-	cfg.Root, cfg.RunDir = filepath.Join(c.Root, "vm-oci"), filepath.Join(c.State, "vm-oci")
-	b, err := vm.OpenOCI(ctx, cfg, images, log)
-	if (errdefs.IsNotFound(err) && c.VM.Emulator == "" && c.VM.GuestDir == "") || errdefs.IsNotImplemented(err) {
+	if err := p.missing["vm"]; err != nil { // there is no QEMU
+		p.missing["vm-oci"] = err
+		return nil, nil
+	}
+	b, err := vm.OpenOCI(ctx, ociConfig(c), images, log)
+	if (errdefs.IsNotFound(err) && c.VM.GuestDir == "") || errdefs.IsNotImplemented(err) {
 		log.Info("no handler \"vm-oci\"", "reason", err)
 		p.missing["vm-oci"] = err
 		return nil, nil

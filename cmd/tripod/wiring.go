@@ -52,6 +52,7 @@ type parts struct {
 	server  *cri.Server
 	linux   *linux.Backend // nil without the handler "linux"
 	wasm    *wasm.Backend  // nil without the handler "wasm"
+	oci     *vm.OCI        // nil without the handler "vm-oci"
 	plugins *nri.Plugins
 	network *network.Manager
 	health  *health.Board
@@ -379,7 +380,7 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 			return nil, err
 		}
 		if o != nil {
-			backends["vm-oci"] = o
+			backends["vm-oci"], p.oci = o, o
 		}
 	}
 	if c.Backends.Fake {

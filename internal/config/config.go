@@ -164,6 +164,8 @@ type VM struct {
 	Emulator        string   `toml:"emulator"`
 	Virtiofsd       string   `toml:"virtiofsd"`
 	GuestDir        string   `toml:"guest_dir"`
+	Templates       int      `toml:"templates"`
+	TemplateScope   string   `toml:"template_scope"`
 	LibvirtURI      string   `toml:"libvirt_uri"`
 	UIDBase         int      `toml:"uid_base"`
 	UIDCount        int      `toml:"uid_count"`

@@ -218,6 +218,8 @@ func (c *Config) validateVM(v *validator) {
 	v.optional("vm.emulator", m.Emulator)
 	v.optional("vm.virtiofsd", m.Virtiofsd)
 	v.optional("vm.guest_dir", m.GuestDir)
+	v.check(m.Templates >= 0, "vm.templates", "%d is negative", m.Templates)
+	v.oneOf("vm.template_scope", m.TemplateScope, "namespace", "node")
 	if m.Driver == "libvirt" {
 		v.notEmpty("vm.libvirt_uri", m.LibvirtURI)
 	}

@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // equalRow is a container that must be the same under the handlers linux and vm-oci.
@@ -114,8 +115,10 @@ func (r equalRow) run(t *testing.T, d *harness.Daemon, p *harness.Pod, dir strin
 		got["act"] = r.act(c)
 		c.Stop(10 * time.Second)
 	}
-	s := c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
-	log := c.Logs()
+	until.Within(t, harness.GuestTimeout, "container "+config.Metadata.Name+" ends", func() bool {
+		return c.Status().State == runtimeapi.ContainerState_CONTAINER_EXITED
+	})
+	s, log := c.Status(), c.Logs()
 	maps.Copy(got, map[string]string{
 		"stdout": harness.Text(log, "stdout"), "stderr": harness.Text(log, "stderr"),
 		"code": fmt.Sprint(s.ExitCode), "reason": s.Reason, "message": s.Message,

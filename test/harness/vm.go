@@ -55,7 +55,7 @@ const handlerVariable = "TRIPOD_TEST_HANDLER"
 // OCIHandler is the handler of machines that run containers.
 const OCIHandler = "vm-oci"
 
-// VMOCI configures a node whose machines can run containers.
+// VMOCI configures a node whose machines can run containers. They always boot; see VMOCITemplates.
 func VMOCI(t testing.TB) Option {
 	t.Helper()
 	machines := VM(t)
@@ -65,6 +65,17 @@ func VMOCI(t testing.TB) Option {
 	return func(d *Daemon) {
 		machines(d)
 		set(d.config, "vm.guest_dir", filepath.Join(Root(), "build", "guest"))
+		set(d.config, "vm.templates", 0)
+	}
+}
+
+// VMOCITemplates is like VMOCI, but machines continue from templates, as on ordinary nodes.
+func VMOCITemplates(t testing.TB) Option {
+	t.Helper()
+	machines := VMOCI(t)
+	return func(d *Daemon) {
+		machines(d)
+		set(d.config, "vm.templates", 2)
 	}
 }
 

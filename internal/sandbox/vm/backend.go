@@ -26,8 +26,10 @@ type settings struct {
 	Config
 	// Prefix precedes the pod's ID in the names of cgroups and slices.
 	Prefix string
-	// Plug gives the machines a controller for disks that are plugged in later.
+	// Plug gives the machines a controller for disks that are plugged in later, and no cloud-init image.
 	Plug bool
+	// Continue, if not nil, can make a machine that is about to be defined continue from a saved state.
+	Continue func(context.Context, *sandbox.Pod, *machine.Definition) error
 	// ScratchBase is the path of the raw image below the scratch disks; "" means that they are empty.
 	ScratchBase string
 	// Driver runs the machines. Backend.Close closes the driver.

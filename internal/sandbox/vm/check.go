@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -72,20 +73,29 @@ func checkUEFI() health.Finding {
 // checkGuest looks for what pods of OCI containers need beside QEMU. The finding is not required, because disk machines need
 // none of it.
 func checkGuest(c Config) health.Finding {
-	files := c.guestFiles()
-	f := health.Finding{Subject: "vm-oci", Detail: files.dir, Remedy: "install the guest (make install-guest) or set vm.guest_dir, and install erofs-utils and e2fsprogs; until then there is no handler \"vm-oci\""}
-	if err := files.check(); err != nil {
+	f := health.Finding{Subject: "vm-oci", Detail: c.guestFiles().dir, Remedy: "install the guest (make install-guest) or set vm.guest_dir, and install virtiofsd, erofs-utils and e2fsprogs; until then there is no handler \"vm-oci\""}
+	if err := c.checkOCI(); err != nil {
 		f.Detail = err.Error()
 		return f
 	}
-	for _, program := range []string{"mkfs.erofs", "mke2fs"} {
-		if _, err := exec.LookPath(program); err != nil {
-			f.Detail = err.Error()
-			return f
-		}
-	}
 	f.OK = true
 	return f
+}
+
+// checkOCI returns errdefs.ErrNotFound if something is missing that pods of OCI containers need beside QEMU.
+func (c Config) checkOCI() error {
+	if err := c.guestFiles().check(); err != nil {
+		return err
+	}
+	if _, err := virtiofsd.Find(c.VM.Virtiofsd); err != nil {
+		return err
+	}
+	for program, pkg := range map[string]string{"mkfs.erofs": "erofs-utils", "mke2fs": "e2fsprogs"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return fmt.Errorf("%s is missing (Debian: %s): %w: %w", program, pkg, err, errdefs.ErrNotFound)
+		}
+	}
+	return nil
 }
 
 // checkNetwork tests, in a temporary network namespace, whether a tap can be connected to a link.

@@ -69,6 +69,11 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
+	if b.cfg.Continue != nil {
+		if err := b.cfg.Continue(ctx, p, &definition); err != nil {
+			b.log.Warn("a machine boots instead of continuing from a template", "container", c.ID, "err", err)
+		}
+	}
 	if err := b.cfg.Driver.Define(ctx, definition); err != nil {
 		return sandbox.Resolved{}, fmt.Errorf("define the machine: %w", err)
 	}
@@ -118,8 +123,10 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		o.warnings = append(o.warnings, why)
 	}
 	o.volumes.scratch(o.options.ScratchDisks, b.cfg.ScratchBase, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
-	if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
-		return nil, fmt.Errorf("the pod's taps: %w", err)
+	if p.Netns != "" {
+		if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
+			return nil, fmt.Errorf("the pod's taps: %w", err)
+		}
 	}
 	if err := o.chooseMedium(img); err != nil {
 		return nil, err
@@ -191,6 +198,9 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	}
 	if err := fpOverlay.Hit(ctx); err != nil {
 		return err
+	}
+	if b.cfg.Plug {
+		return nil
 	}
 	input, err := b.cloudInit(o)
 	if err != nil {

@@ -55,7 +55,9 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 		disk.Bus = o.options.DiskBus
 		d.Disks = append(d.Disks, disk)
 	}
-	d.Disks = append(d.Disks, readOnlyDisk("cidata", b.cfg.cloudInitFile(id), o.options.DiskBus))
+	if !b.cfg.Plug {
+		d.Disks = append(d.Disks, readOnlyDisk("cidata", b.cfg.cloudInitFile(id), o.options.DiskBus))
+	}
 	if b.cfg.AgentDisk != "" {
 		d.Disks = append(d.Disks, readOnlyDisk("agent", b.cfg.AgentDisk, o.options.DiskBus))
 	}

@@ -3,6 +3,7 @@ package vm
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,8 +24,10 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 var (
@@ -63,9 +66,14 @@ type OCI struct {
 	annotations sandbox.AllowList
 	log         *slog.Logger
 	ledger      *ledger.Ledger[ociState, ociLife]
+	templates   *templates
+	figures     ociFigures
 	tasks       sync.WaitGroup
 	// guestOf returns the connection to the guest of a pod. Tests replace it.
 	guestOf func(pod string) (guestAgent, error)
+	// endTemplates ends the task that makes templates, which making counts.
+	endTemplates context.CancelFunc
+	making       sync.WaitGroup
 
 	mu   sync.Mutex
 	pods map[string]*ociPod
@@ -102,13 +110,13 @@ func OpenOCI(ctx context.Context, c Config, images OCIImages, log *slog.Logger) 
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	files := c.guestFiles()
-	if err := files.check(); err != nil {
-		return nil, err
-	}
 	if c.VM.Driver == driverLibvirt {
 		return nil, fmt.Errorf("vm.driver %q cannot plug in the disks of images; set it to \"qmp\": %w", c.VM.Driver, errdefs.ErrNotImplemented)
 	}
+	if err := c.checkOCI(); err != nil {
+		return nil, err
+	}
+	files := c.guestFiles()
 	scratch, err := makeScratchBase(ctx, c.Root)
 	if err != nil {
 		return nil, err
@@ -116,14 +124,21 @@ func OpenOCI(ctx context.Context, c Config, images OCIImages, log *slog.Logger) 
 	allowed := c.Annotations
 	c.Annotations = sandbox.AllowList{"*"} // the machines' pods are our own
 	c.VM.UIDBase += c.VM.UIDCount          // the handler vm has those before
-	machines, err := open(ctx, c, Services{Images: files, Logger: log}, func(s *settings) {
+	o := &OCI{images: images, annotations: allowed, log: log, pods: map[string]*ociPod{}}
+	o.machines, err = open(ctx, c, Services{Images: files, Logger: log}, func(s *settings) {
 		s.Prefix, s.Plug, s.ScratchBase, s.GuestDisk, s.AgentDisk = ociPrefix, true, scratch, files.disk(), ""
+		s.Continue = func(ctx context.Context, p *sandbox.Pod, d *machine.Definition) error {
+			return o.templates.use(ctx, p, d)
+		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	o := &OCI{machines: machines, images: images, annotations: allowed, log: log, pods: map[string]*ociPod{}}
 	o.ledger, o.guestOf = ledger.New[ociState, ociLife](format, o.containerFile, log), o.agent
+	o.templates = o.openTemplates(ctx, c)
+	o.figures = newOCIFigures(o.templates)
+	ctx, o.endTemplates = context.WithCancel(o.machines.ctx)
+	o.making.Go(func() { o.templates.run(ctx) })
 	return o, nil
 }
 
@@ -150,11 +165,13 @@ type ociPod struct {
 	disks   sync.Mutex // held while disks are plugged in, which can take as long as to make one
 	volumes sync.Mutex // held while volumes are mounted and unmounted
 
-	sessions atomic.Int32 // exec and attach
+	sessions atomic.Int32 // see maxSessions
 }
 
 // Close ends the connections to the guests. The machines keep running.
 func (o *OCI) Close() error {
+	o.endTemplates()
+	o.making.Wait() // its machine, if there is one, is removed
 	o.ledger.ReportTo(nil)
 	err := o.machines.Close()
 	o.tasks.Wait()
@@ -214,6 +231,7 @@ func (o *OCI) machine(p *sandbox.Pod) (*sandbox.Pod, *sandbox.Container) {
 func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTime, fmt.Errorf("the pod's machine was not ready within %s", setupTime))
 	defer cancel()
+	began := time.Now()
 	if err := o.makeShared(p.ID); err != nil {
 		return fmt.Errorf("the pod's share: %w", err)
 	}
@@ -224,29 +242,71 @@ func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := o.machines.CreateSandbox(ctx, mp); err != nil {
 		return err
 	}
+	wired := time.Now()
 	if err := o.startMachine(ctx, mp, mc); err != nil {
 		return fmt.Errorf("the pod's machine: %w%s", err, o.lastWords(p.ID))
 	}
 	if err := fpOCIBooted.Hit(ctx); err != nil {
 		return err
 	}
+	answered := time.Now()
 	if err := o.setUp(ctx, p); err != nil {
-		return fmt.Errorf("prepare the guest: %w", err)
+		return errors.Join(fmt.Errorf("prepare the guest: %w", err), o.distrust(ctx, p.ID))
 	}
+	template := o.templateOf(p.ID)
+	o.figures.started(template, time.Since(began))
+	o.log.Info("a pod's machine is ready", "pod", p.ID, "template", template, "network", wired.Sub(began), "machine", answered.Sub(wired), "guest", time.Since(answered))
 	o.adopt(p)
+	o.templates.want(p)
 	return fpOCIMade.Hit(ctx)
 }
 
-// startMachine makes and starts the pod's machine, unless it runs.
+// startMachine makes and starts the pod's machine, unless it runs. If the machine cannot continue from a template, it boots.
 func (o *OCI) startMachine(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Container) error {
 	status, err := o.machines.Status(ctx, mp, mc)
 	if err != nil || status.State == sandbox.StateRunning {
 		return err
 	}
-	if _, err := o.machines.CreateContainer(ctx, mp, mc); err != nil {
-		return err
+	for {
+		if _, err := o.machines.CreateContainer(ctx, mp, mc); err != nil {
+			return err
+		}
+		template := o.templateOf(mp.ID)
+		starting, cancel := ctx, context.CancelFunc(func() {})
+		if template != "" {
+			starting, cancel = context.WithTimeoutCause(ctx, cloneTime, fmt.Errorf("the guest did not continue within %s", cloneTime))
+		}
+		err := o.machines.StartContainer(starting, mp, mc)
+		cancel()
+		if err == nil || template == "" || ctx.Err() != nil {
+			return err
+		}
+		o.log.Warn("a machine cannot continue from its template and boots instead", "pod", mp.ID, "template", template, "err", err)
+		if err := o.distrust(ctx, mp.ID); err != nil {
+			return err
+		}
 	}
-	return o.machines.StartContainer(ctx, mp, mc)
+}
+
+// templateOf returns the name of the template from which a machine has continued, or "".
+func (o *OCI) templateOf(id string) string {
+	h, _ := o.machines.ledger.Find(id, id)
+	if h == nil {
+		return ""
+	}
+	s, _ := h.Snapshot()
+	if s.Definition.Saved == "" {
+		return ""
+	}
+	return filepath.Base(s.Definition.Saved)
+}
+
+// distrust removes the template, if there is one, of a machine that did not start, unless ctx has ended.
+func (o *OCI) distrust(ctx context.Context, id string) error {
+	if template := o.templateOf(id); template != "" && ctx.Err() == nil {
+		return o.templates.discard(template)
+	}
+	return nil
 }
 
 // lastWords returns the end of what the guest has written to its console, for an error message.
@@ -276,7 +336,8 @@ func (o *OCI) setUp(ctx context.Context, p *sandbox.Pod) error {
 	if err != nil {
 		return err
 	}
-	setup := guestapi.Setup{Pod: guestapi.Pod{Pod: *inner}, Now: time.Now()}
+	setup := guestapi.Setup{Pod: guestapi.Pod{Pod: *inner}, Now: time.Now(), Seed: make([]byte, guestapi.SeedSize)}
+	rand.Read(setup.Seed)
 	for _, n := range wired {
 		i := guestapi.Interface{Name: n.Link, MAC: n.MAC, MTU: n.MTU, Addrs: n.Addrs}
 		for _, r := range n.Routes {
@@ -411,10 +472,31 @@ func (o *OCI) removePod(ctx context.Context, id string) error {
 	return errors.Join(o.closeDisks(ctx, id), os.RemoveAll(o.dir(id)), os.RemoveAll(filepath.Dir(o.containerFile(id, ""))))
 }
 
-// Dial implements sandbox.Dialer.
+// Dial implements sandbox.Dialer. Connections to the guest's localhost are sessions.
 func (o *OCI) Dial(ctx context.Context, p *sandbox.Pod, _ *sandbox.Container, network, address string) (net.Conn, error) {
+	end, err := o.beginSession(p.ID)
+	if err != nil {
+		return nil, err
+	}
 	mp, mc := o.machine(p)
-	return o.machines.Dial(ctx, mp, mc, network, address)
+	conn, err := o.machines.Dial(ctx, mp, mc, network, address)
+	if through, ok := conn.(*agent.Conn); ok && err == nil {
+		return sessionConn{through, end}, nil
+	}
+	end()
+	return conn, err
+}
+
+// sessionConn is a connection that is a session of its pod.
+type sessionConn struct {
+	*agent.Conn
+	end func()
+}
+
+// Close implements net.Conn.
+func (c sessionConn) Close() error {
+	defer c.end()
+	return c.Conn.Close()
 }
 
 // PodStats implements sandbox.StatsProvider.

@@ -60,7 +60,8 @@ const lateTime = 20 * time.Second
 // stopPause is the pause before a guest is asked again to stop a container.
 const stopPause = time.Second
 
-// maxSessions is the maximum number of exec and attach sessions in a pod.
+// maxSessions is the maximum number of exec and attach sessions and connections to the guest's localhost in a pod, so that the
+// streams suffice for the daemon's own calls.
 const maxSessions = wire.MaxStreams / 2
 
 type ociHandle = ledger.Handle[ociState, ociLife]
@@ -533,21 +534,31 @@ func (o *OCI) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, 
 	return err
 }
 
-// session makes a call for a running container that takes as long as its client wants. A pod can have maxSessions of them, so
-// that the streams suffice for the daemon's own calls.
+// session makes a call for a running container that takes as long as its client wants.
 func (o *OCI) session(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, with sandbox.ExecRequest) (int32, error) {
 	if _, _, err := o.ledger.GetRun(p.ID, c.ID); err != nil {
 		return 0, err
 	}
-	pod, err := o.running(p.ID)
+	end, err := o.beginSession(p.ID)
 	if err != nil {
 		return 0, err
 	}
-	defer pod.sessions.Add(-1)
-	if pod.sessions.Add(1) > maxSessions {
-		return 0, fmt.Errorf("pod %s has %d exec and attach sessions, the maximum: %w", p.ID, maxSessions, errdefs.ErrResourceExhausted)
-	}
+	defer end()
 	return o.stream(ctx, p.ID, r, with)
+}
+
+// beginSession counts a session of a pod until the returned function is called.
+func (o *OCI) beginSession(id string) (end func(), err error) {
+	pod, err := o.running(id)
+	if err != nil {
+		return nil, err
+	}
+	end = sync.OnceFunc(func() { pod.sessions.Add(-1) })
+	if pod.sessions.Add(1) > maxSessions {
+		end()
+		return nil, fmt.Errorf("pod %s has %d exec and attach sessions and forwarded connections, the maximum: %w", id, maxSessions, errdefs.ErrResourceExhausted)
+	}
+	return end, nil
 }
 
 // ReopenLog implements sandbox.LogReopener.

@@ -41,7 +41,8 @@ func (p *pod) closeResponder() {
 	}
 }
 
-// CreateSandbox implements sandbox.Backend. It makes the pod's user, cgroup and taps, and starts the responder.
+// CreateSandbox implements sandbox.Backend. It makes the pod's user and cgroup and, if the pod has a network, its taps, and
+// starts the responder.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	_, warnings, err := b.options(p)
 	if err != nil {
@@ -63,6 +64,20 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := fpPodPlaced.Hit(ctx); err != nil {
 		return err
 	}
+	if p.Netns != "" {
+		if err := b.connect(ctx, sb, p); err != nil {
+			return err
+		}
+	}
+	sb.state.Made = true
+	if err := format.Write(b.cfg.podFile(p.ID), sb.state); err != nil {
+		return fmt.Errorf("vm pod: %w", err)
+	}
+	return fpPodMade.Hit(ctx)
+}
+
+// connect connects the pod's machine to the pod's network.
+func (b *Backend) connect(ctx context.Context, sb *pod, p *sandbox.Pod) error {
 	uid := sb.state.UID
 	interfaces, err := b.cfg.Network.Wire(ctx, p.Netns, tap.Options{Record: b.cfg.tapsFile(p.ID), UID: uid, GID: uid})
 	if err != nil {
@@ -71,14 +86,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := fpPodWired.Hit(ctx); err != nil {
 		return err
 	}
-	if err := b.serve(ctx, sb, p, interfaces); err != nil {
-		return err
-	}
-	sb.state.Made = true
-	if err := format.Write(b.cfg.podFile(p.ID), sb.state); err != nil {
-		return fmt.Errorf("vm pod: %w", err)
-	}
-	return fpPodMade.Hit(ctx)
+	return b.serve(ctx, sb, p, interfaces)
 }
 
 // admit assigns a user to the pod and writes the pod's state file, before anything else that belongs to the pod exists.

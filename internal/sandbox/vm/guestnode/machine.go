@@ -1,13 +1,16 @@
 package guestnode
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
+	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -17,6 +20,12 @@ import (
 
 // maxSkew is how far the guest's clock may be from the node's before it is set. The machine's own clock has whole seconds.
 const maxSkew = 5 * time.Millisecond
+
+const (
+	// deviceTime bounds the wait for the devices that the pod needs, and devicePoll is the pause between two looks at them.
+	deviceTime = 20 * time.Second
+	devicePoll = 2 * time.Millisecond
+)
 
 // mountScratch mounts the scratch disk.
 func mountScratch() error {
@@ -54,16 +63,22 @@ func mounted(dir string) bool {
 	return unix.Lstat(dir, &st) == nil && unix.Lstat(filepath.Dir(dir), &parent) == nil && st.Dev != parent.Dev
 }
 
-// configure gives the guest its clock, its network and the pod's volumes. It can be repeated.
-func configure(s guestapi.Setup) error {
-	if skew := time.Since(s.Now); skew.Abs() > maxSkew {
-		now := unix.NsecToTimeval(s.Now.UnixNano())
-		if err := unix.Settimeofday(&now); err != nil {
-			return os.NewSyscallError("settimeofday", err)
-		}
+// setClock corrects the guest's clock, which is behind the node's by the given time.
+func setClock(behind time.Duration) error {
+	if behind.Abs() <= maxSkew {
+		return nil
 	}
+	now := unix.NsecToTimeval(time.Now().Add(behind).UnixNano())
+	return os.NewSyscallError("settimeofday", unix.Settimeofday(&now))
+}
+
+// configure gives the guest its network and the pod's volumes. It can be repeated.
+func configure(ctx context.Context, s guestapi.Setup) error {
+	ctx, cancel := context.WithTimeout(ctx, deviceTime)
+	defer cancel()
 	if !mounted(guestapi.Shared) {
-		if err := unix.Mount(guestapi.ShareTag, guestapi.Shared, "virtiofs", unix.MS_NODEV, ""); err != nil {
+		err := await(ctx, func() error { return unix.Mount(guestapi.ShareTag, guestapi.Shared, "virtiofs", unix.MS_NODEV, "") })
+		if err != nil {
 			return fmt.Errorf("mount the pod's volumes: %w", err)
 		}
 	}
@@ -71,12 +86,63 @@ func configure(s guestapi.Setup) error {
 		return fmt.Errorf("pin the network namespace: %w", err)
 	}
 	for _, i := range s.Interfaces {
-		if err := configureInterface(i); err != nil {
+		if err := configureInterface(ctx, i); err != nil {
 			return fmt.Errorf("interface %s: %w", i.Name, err)
 		}
 	}
 	return nil
 }
+
+// await repeats a call until it succeeds. The devices of a machine that has just continued from a template appear only now.
+func await(ctx context.Context, call func() error) error {
+	tick := time.NewTicker(devicePoll)
+	defer tick.Stop()
+	for {
+		err := call()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// freeze writes what is not on the scratch disk yet, and frees memory that a copy of the guest does not need. The kernel's
+// caches stay: they hold the programs that each copy runs.
+func freeze() {
+	unix.Sync()
+	debug.FreeOSMemory()
+}
+
+// reseed adds the seed to the kernel's random numbers, and makes all of them depend on it from now on. See random(4).
+func reseed(seed []byte) error {
+	pool := struct {
+		bits, size int32
+		data       [guestapi.SeedSize]byte
+	}{8 * guestapi.SeedSize, guestapi.SeedSize, [guestapi.SeedSize]byte{}}
+	if copy(pool.data[:], seed) < guestapi.SeedSize {
+		return fmt.Errorf("%d bytes are less than %d", len(seed), guestapi.SeedSize)
+	}
+	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&pool))); errno != 0 {
+		return os.NewSyscallError("RNDADDENTROPY", errno)
+	}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), rndReseedCRNG, 0)
+	if errno != 0 {
+		return os.NewSyscallError("RNDRESEEDCRNG", errno)
+	}
+	return nil
+}
+
+// rndReseedCRNG is RNDRESEEDCRNG in linux/random.h.
+const rndReseedCRNG = 0x5207
 
 // pinNetns pins the guest's network namespace on the file that containers join.
 func pinNetns() error {
@@ -93,8 +159,12 @@ func pinNetns() error {
 }
 
 // configureInterface gives the interface with the MAC address its name, its addresses and its routes.
-func configureInterface(i guestapi.Interface) error {
-	link, err := linkOf(i.MAC)
+func configureInterface(ctx context.Context, i guestapi.Interface) error {
+	var link netlink.Link
+	err := await(ctx, func() (err error) {
+		link, err = linkOf(i.MAC)
+		return err
+	})
 	if err != nil {
 		return err
 	}

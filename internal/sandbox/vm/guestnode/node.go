@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -168,6 +169,7 @@ func (n *Node) serve(call guestagent.Call) wire.Result {
 }
 
 func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
+	received := time.Now()
 	var r guestapi.Request
 	if err := json.Unmarshal(call.Request, &r); err != nil {
 		return 0, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
@@ -182,9 +184,12 @@ func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
 	}
 	switch r.Method {
 	case guestapi.MethodSetup:
-		return 0, with(call, func(s guestapi.Setup) error { return n.setUp(ctx, s) })
+		return 0, with(call, func(s guestapi.Setup) error { return n.setUp(ctx, s, received) })
 	case guestapi.MethodSync:
 		unix.Sync()
+		return 0, nil
+	case guestapi.MethodFreeze:
+		freeze()
 		return 0, nil
 	}
 	p, err := n.podNow()
@@ -267,14 +272,23 @@ func (n *Node) container(id string) (*sandbox.Container, error) {
 }
 
 // setUp prepares the guest for its pod.
-func (n *Node) setUp(ctx context.Context, s guestapi.Setup) error {
+func (n *Node) setUp(ctx context.Context, s guestapi.Setup, received time.Time) error {
 	n.setup.Lock()
 	defer n.setup.Unlock()
-	if err := configure(s); err != nil {
+	if err := setClock(s.Now.Sub(received)); err != nil {
+		return err
+	}
+	began := time.Now()
+	if err := reseed(s.Seed); err != nil { // before any program of the pod runs
+		return fmt.Errorf("seed the random numbers: %w", err)
+	}
+	if err := configure(ctx, s); err != nil {
 		return err
 	}
 	p := &s.Pod.Pod
 	p.Netns = netns
+	configured := time.Now()
+	defer func() { n.log.Info("set up", "devices", configured.Sub(began), "pod", time.Since(configured)) }()
 	if err := n.backend.Validate(p, nil); err != nil {
 		return err
 	}

@@ -26,6 +26,9 @@ type Method string
 const (
 	// MethodSetup prepares the guest for its pod: Setup. It can be repeated.
 	MethodSetup Method = "setup"
+	// MethodFreeze prepares a guest without a pod for machine.Driver.Save: it writes what is not on the scratch disk yet, and
+	// frees memory.
+	MethodFreeze Method = "freeze"
 	// MethodSync writes what the containers have written to the pod's volumes.
 	MethodSync Method = "sync"
 	// MethodCreate: Create → sandbox.Resolved.
@@ -69,12 +72,18 @@ type Request struct {
 	Offset int64 `json:"offset,omitempty"`
 }
 
+// SeedSize is the size of Setup.Seed in bytes.
+const SeedSize = 64
+
 // Setup describes the pod.
 type Setup struct {
 	Pod        Pod         `json:"pod"`
 	Interfaces []Interface `json:"interfaces"`
 	// Now is the node's time.
 	Now time.Time `json:"now"`
+	// Seed is random data from the node, SeedSize bytes. Guests that continue from the same template would otherwise have the
+	// same random numbers.
+	Seed []byte `json:"seed"`
 }
 
 // Interface is a network interface of the guest, which finds it by its MAC address.

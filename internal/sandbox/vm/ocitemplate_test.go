@@ -1,0 +1,218 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// keyed is a driver whose machines differ in their memory only.
+type keyed struct {
+	machine.Driver
+	qemu string
+}
+
+func (k keyed) SaveKey(_ context.Context, d machine.Definition) (string, error) {
+	raw, err := json.Marshal([]any{k.qemu, d.Memory})
+	return string(raw), err
+}
+
+// templateRig is a node with templates.
+type templateRig struct {
+	t    *testing.T
+	cfg  Config
+	qemu string
+}
+
+func newTemplateRig(t *testing.T) *templateRig {
+	return &templateRig{t: t, qemu: "7.2", cfg: Config{Root: t.TempDir(), VM: config.VM{Templates: 2, TemplateScope: "namespace"}}}
+}
+
+// open opens the templates, as the next daemon does.
+func (r *templateRig) open() *templates {
+	r.t.Helper()
+	o := &OCI{log: slog.New(slog.NewTextHandler(r.t.Output(), nil)), machines: &Backend{cfg: settings{Driver: keyed{qemu: r.qemu}}}}
+	o.templates = o.openTemplates(r.t.Context(), r.cfg)
+	return o.templates
+}
+
+// add writes a template that was used at the given minute, and returns its name.
+func (r *templateRig) add(namespace string, memory uint64, minute int) string {
+	r.t.Helper()
+	made := Template{Namespace: namespace, Definition: machine.Definition{Memory: memory}, Size: 7}
+	name, err := r.open().name(r.t.Context(), namespace, made.Definition)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	made.Name = name
+	raw, err := json.Marshal(made)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.write(filepath.Join(name, "scratch0.qcow2"), "the template's disk")
+	file := r.write(filepath.Join(name, templateFile), string(raw))
+	used := time.Date(2026, 1, 1, 0, minute, 0, 0, time.UTC)
+	if err := os.Chtimes(file, used, used); err != nil {
+		r.t.Fatal(err)
+	}
+	return name
+}
+
+func (r *templateRig) write(name, content string) string {
+	r.t.Helper()
+	path := filepath.Join(templatesDir(r.cfg.Root), name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	return path
+}
+
+// dirs returns the names of all directories of templates.
+func (r *templateRig) dirs() (names []string) {
+	r.t.Helper()
+	entries, err := os.ReadDir(templatesDir(r.cfg.Root))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// use asks for a template for a machine with a NIC, and returns the machine's definition.
+func (r *templateRig) use(t *templates, namespace string, memory uint64, nics int) machine.Definition {
+	r.t.Helper()
+	disk := filepath.Join(r.t.TempDir(), "scratch0.qcow2")
+	if err := os.WriteFile(disk, []byte("an empty disk"), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	d := machine.Definition{
+		Memory: memory, Plug: true, Disks: []machine.Disk{{ID: "guest0", ReadOnly: true, File: machine.File{Path: "/guest"}}, {ID: "scratch0", File: machine.File{Path: disk}}},
+		NICs: make([]machine.NIC, nics), Shares: []machine.Share{{Tag: "share0"}},
+	}
+	p := &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Namespace: namespace}}}
+	if err := t.use(r.t.Context(), p, &d); err != nil {
+		r.t.Fatal(err)
+	}
+	raw, err := os.ReadFile(disk)
+	if copied := string(raw) == "the template's disk"; err != nil || copied != (d.Saved != "") {
+		r.t.Errorf("disk of a machine with the template %q: got %q (error %v)", d.Saved, raw, err)
+	}
+	return d
+}
+
+// TestTemplatesLoad: a daemon keeps the templates of earlier daemons that it can still use, as many as it may have, and removes
+// what else it finds.
+func TestTemplatesLoad(t *testing.T) {
+	r := newTemplateRig(t)
+	r.cfg.VM.Templates = 10
+	one, two, three := r.add("a", 1, 3), r.add("a", 2, 1), r.add("b", 1, 2)
+	r.write("new-"+one+"/memory", "incomplete")
+	r.write("00000000000000000000000000000000/memory", "without a description")
+	r.write("11111111111111111111111111111111/"+templateFile, "{")
+	r.open()
+	if got, want := r.dirs(), []string{one, two, three}; !equalSets(got, want) {
+		t.Errorf("templates: got %v, want %v", got, want)
+	}
+	r.cfg.VM.Templates = 2
+	r.open()
+	if got, want := r.dirs(), []string{one, three}; !equalSets(got, want) {
+		t.Errorf("the two templates that were used last: got %v, want %v", got, want)
+	}
+	r.qemu = "8.0"
+	r.open()
+	if got := r.dirs(); len(got) != 0 {
+		t.Errorf("templates of another QEMU: got %v, want none", got)
+	}
+	r.add("a", 1, 1)
+	r.cfg.VM.TemplateScope = "node"
+	r.open()
+	if got := r.dirs(); len(got) != 0 {
+		t.Errorf("templates of a namespace on a node that shares them: got %v, want none", got)
+	}
+}
+
+// TestTemplatesUse: a machine continues from the template for its namespace and size only. A template that somebody has removed
+// is none.
+func TestTemplatesUse(t *testing.T) {
+	r := newTemplateRig(t)
+	name := r.add("a", 1, 1)
+	all := r.open()
+	before := time.Now()
+	if d := r.use(all, "a", 1, machine.SavedNICs); d.Saved != filepath.Join(templatesDir(r.cfg.Root), name) {
+		t.Errorf("template of the machine: got %q, want %s", d.Saved, name)
+	}
+	if list, err := Templates(r.cfg.Root); err != nil || len(list) != 1 || list[0].Name != name || list[0].UsedAt.Before(before.Add(-time.Second)) {
+		t.Errorf("templates after the use: got %+v (error %v)", list, err)
+	}
+	for what, d := range map[string]machine.Definition{
+		"another namespace": r.use(all, "b", 1, 1), "another size": r.use(all, "a", 2, 1), "too many NICs": r.use(all, "a", 1, machine.SavedNICs+1),
+	} {
+		if d.Saved != "" {
+			t.Errorf("%s: got the template %s, want none", what, d.Saved)
+		}
+	}
+	for _, wrong := range []string{"", "..", "../" + name, "00000000000000000000000000000000"} {
+		if err := RemoveTemplate(r.cfg.Root, wrong); !errdefs.IsNotFound(err) {
+			t.Errorf("remove %q: got %v, want NotFound", wrong, err)
+		}
+	}
+	if err := RemoveTemplate(r.cfg.Root, name); err != nil {
+		t.Fatal(err)
+	}
+	if d := r.use(all, "a", 1, 1); d.Saved != "" || len(all.have) != 0 {
+		t.Errorf("a template that was removed: got %q, and %v in memory", d.Saved, all.have)
+	}
+	shared := newTemplateRig(t)
+	shared.cfg.VM.TemplateScope = "node"
+	shared.add("", 1, 1)
+	if d := shared.use(shared.open(), "any", 1, 1); d.Saved == "" {
+		t.Error("a node that shares its templates used none")
+	}
+}
+
+func equalSets(a, b []string) bool {
+	slices.Sort(a)
+	slices.Sort(b)
+	return slices.Equal(a, b)
+}
+
+// TestSessionsAreBounded: a pod has at most maxSessions sessions, and one that ends makes room for one.
+func TestSessionsAreBounded(t *testing.T) {
+	o := &OCI{pods: map[string]*ociPod{"p": {watching: true}}}
+	var ends []func()
+	for range maxSessions {
+		end, err := o.beginSession("p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, end)
+	}
+	if _, err := o.beginSession("p"); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("one session too many: got %v, want ResourceExhausted", err)
+	}
+	ends[0]()
+	ends[0]() // a connection can be closed twice
+	if _, err := o.beginSession("p"); err != nil {
+		t.Errorf("a session after another has ended: %v", err)
+	}
+	if _, err := o.beginSession("p"); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("one session too many: got %v, want ResourceExhausted", err)
+	}
+}

@@ -1,0 +1,79 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/until"
+)
+
+// templates returns the directories of the node's templates, without those that are being made.
+func templates(t *testing.T, d *harness.Daemon) []string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(d.Root, "vm-oci", "templates", "[0-9a-f]*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// identity are what must differ between machines that continue from the same template.
+var identity = []string{"cat /proc/sys/kernel/random/boot_id", "cat /proc/sys/kernel/random/uuid", "cat /sys/class/net/eth0/address", "hostname", "hostname -i"}
+
+// TestVMOCITemplates: the first pod boots its machine and leaves a template. The next pods continue from it, and each has its
+// own identity, network and volumes, and the right time. One whose template is damaged boots.
+func TestVMOCITemplates(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VMOCITemplates(t))
+	run := func(name string) *harness.Container {
+		began := time.Now()
+		p := d.RunPodWith(t, harness.PodConfig(t, name), harness.OCIHandler)
+		ready := time.Now()
+		c := p.Run(harness.ContainerConfig("main", harness.Busybox, harness.Shell("echo ready; exec sleep 3600")))
+		c.WaitLog("ready")
+		t.Logf("pod %s: sandbox after %s, line after %s", name, ready.Sub(began).Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+		return c
+	}
+	run("cold")
+	until.Within(t, harness.GuestTimeout, "a template is made", func() bool { return strings.Contains(d.DaemonLog(), "made a template") })
+	containers := []*harness.Container{run("one"), run("two"), run("three")}
+	seen := map[string]string{}
+	for i, c := range containers {
+		before := time.Now().Truncate(time.Second)
+		if now := clock(t, c); now.Before(before) || now.After(time.Now()) {
+			t.Errorf("clock of machine %d: got %s, want a time between %s and %s", i, now, before, time.Now())
+		}
+		for _, command := range identity {
+			out := c.Must("sh", "-c", command)
+			if before, ok := seen[command+out]; ok || strings.TrimSpace(out) == "" {
+				t.Errorf("machine %d: %s says %q, as %s does", i, command, out, before)
+			}
+			seen[command+out] = fmt.Sprint("machine ", i)
+		}
+	}
+	if log := d.DaemonLog(); strings.Contains(log, "boots instead") {
+		t.Errorf("a machine did not continue from the template; log: %s", log)
+	}
+	state := filepath.Join(templates(t, d)[0], "state")
+	if err := os.Truncate(state, 1000); err != nil {
+		t.Fatal(err)
+	}
+	run("damaged")
+	if log := d.DaemonLog(); strings.Count(log, "boots instead") != 1 {
+		t.Error("a machine with a damaged template did not boot instead, or the log does not say so")
+	}
+}
+
+// clock returns the time in a container.
+func clock(t *testing.T, c *harness.Container) time.Time {
+	t.Helper()
+	var seconds int64
+	if _, err := fmt.Sscan(c.Must("date", "+%s"), &seconds); err != nil {
+		t.Fatal(err)
+	}
+	return time.Unix(seconds, 0)
+}
