@@ -73,8 +73,8 @@ func checkUEFI() health.Finding {
 // checkGuest looks for what pods of OCI containers need beside QEMU. The finding is not required, because disk machines need
 // none of it.
 func checkGuest(c Config) health.Finding {
-	f := health.Finding{Subject: "vm-oci", Detail: c.guestFiles().dir, Remedy: "install the guest (make install-guest) or set vm.guest_dir, and install virtiofsd, erofs-utils and e2fsprogs; until then there is no handler \"vm-oci\""}
-	if err := c.checkOCI(); err != nil {
+	f := health.Finding{Subject: "vm-oci", Detail: c.guestFiles().dir, Remedy: "install the guest (make install-guest) or set vm.guest_dir, and install virtiofsd, erofs-utils and e2fsprogs; without the guest there is no handler \"vm-oci\", and without the programs it has no new pods"}
+	if err := errors.Join(c.guestFiles().check(), c.checkTools()); err != nil {
 		f.Detail = err.Error()
 		return f
 	}
@@ -82,11 +82,8 @@ func checkGuest(c Config) health.Finding {
 	return f
 }
 
-// checkOCI returns errdefs.ErrNotFound if something is missing that pods of OCI containers need beside QEMU.
-func (c Config) checkOCI() error {
-	if err := c.guestFiles().check(); err != nil {
-		return err
-	}
+// checkTools returns errdefs.ErrNotFound if a program is missing that pods of OCI containers need beside QEMU.
+func (c Config) checkTools() error {
 	if _, err := virtiofsd.Find(c.VM.Virtiofsd); err != nil {
 		return err
 	}

@@ -113,10 +113,10 @@ func OpenOCI(ctx context.Context, c Config, images OCIImages, log *slog.Logger) 
 	if c.VM.Driver == driverLibvirt {
 		return nil, fmt.Errorf("vm.driver %q cannot plug in the disks of images; set it to \"qmp\": %w", c.VM.Driver, errdefs.ErrNotImplemented)
 	}
-	if err := c.checkOCI(); err != nil {
+	files := c.guestFiles()
+	if err := files.check(); err != nil {
 		return nil, err
 	}
-	files := c.guestFiles()
 	scratch, err := makeScratchBase(ctx, c.Root)
 	if err != nil {
 		return nil, err
@@ -135,10 +135,10 @@ func OpenOCI(ctx context.Context, c Config, images OCIImages, log *slog.Logger) 
 		return nil, err
 	}
 	o.ledger, o.guestOf = ledger.New[ociState, ociLife](format, o.containerFile, log), o.agent
-	o.templates = o.openTemplates(ctx, c)
+	o.templates = o.newTemplates(c)
 	o.figures = newOCIFigures(o.templates)
 	ctx, o.endTemplates = context.WithCancel(o.machines.ctx)
-	o.making.Go(func() { o.templates.run(ctx) })
+	o.making.Go(func() { o.templates.run(ctx, &o.making) })
 	return o, nil
 }
 
@@ -184,7 +184,12 @@ func (o *OCI) Capabilities() sandbox.Capabilities {
 }
 
 // Ready implements sandbox.Readier.
-func (o *OCI) Ready() error { return o.machines.Ready() }
+func (o *OCI) Ready() error {
+	if err := o.machines.Ready(); err != nil {
+		return err
+	}
+	return o.machines.cfg.checkTools()
+}
 
 // machine returns the unit pod of the machine, and its container.
 func (o *OCI) machine(p *sandbox.Pod) (*sandbox.Pod, *sandbox.Container) {
@@ -231,6 +236,9 @@ func (o *OCI) machine(p *sandbox.Pod) (*sandbox.Pod, *sandbox.Container) {
 func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setupTime, fmt.Errorf("the pod's machine was not ready within %s", setupTime))
 	defer cancel()
+	if err := o.machines.cfg.checkTools(); err != nil {
+		return fmt.Errorf("%w (%w)", err, errdefs.ErrFailedPrecondition)
+	}
 	began := time.Now()
 	if err := o.makeShared(p.ID); err != nil {
 		return fmt.Errorf("the pod's share: %w", err)
@@ -243,49 +251,58 @@ func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	wired := time.Now()
-	if err := o.startMachine(ctx, mp, mc); err != nil {
-		return fmt.Errorf("the pod's machine: %w%s", err, o.lastWords(p.ID))
+	err := o.startMachine(ctx, p, mp, mc)
+	if template := o.templateOf(p.ID); err != nil && template != "" && o.isTemplates(err) && ctx.Err() == nil {
+		o.log.Warn("a machine cannot continue from its template and boots instead", "pod", p.ID, "template", template, "err", err)
+		if err := errors.Join(o.machines.StopContainer(ctx, mp, mc, 0), o.templates.discard(template)); err != nil {
+			return err
+		}
+		err = o.startMachine(ctx, p, mp, mc)
 	}
-	if err := fpOCIBooted.Hit(ctx); err != nil {
+	if err != nil {
 		return err
-	}
-	answered := time.Now()
-	if err := o.setUp(ctx, p); err != nil {
-		return errors.Join(fmt.Errorf("prepare the guest: %w", err), o.distrust(ctx, p.ID))
 	}
 	template := o.templateOf(p.ID)
 	o.figures.started(template, time.Since(began))
-	o.log.Info("a pod's machine is ready", "pod", p.ID, "template", template, "network", wired.Sub(began), "machine", answered.Sub(wired), "guest", time.Since(answered))
+	o.log.Info("a pod's machine is ready", "pod", p.ID, "template", template, "network", wired.Sub(began), "machine", time.Since(wired))
 	o.adopt(p)
 	o.templates.want(p)
 	return fpOCIMade.Hit(ctx)
 }
 
-// startMachine makes and starts the pod's machine, unless it runs. If the machine cannot continue from a template, it boots.
-func (o *OCI) startMachine(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Container) error {
+// startMachine makes and starts the pod's machine, unless it runs, and prepares its guest for the pod.
+func (o *OCI) startMachine(ctx context.Context, p, mp *sandbox.Pod, mc *sandbox.Container) error {
 	status, err := o.machines.Status(ctx, mp, mc)
-	if err != nil || status.State == sandbox.StateRunning {
+	if err != nil {
 		return err
 	}
-	for {
+	if status.State != sandbox.StateRunning {
 		if _, err := o.machines.CreateContainer(ctx, mp, mc); err != nil {
 			return err
 		}
-		template := o.templateOf(mp.ID)
 		starting, cancel := ctx, context.CancelFunc(func() {})
-		if template != "" {
+		if o.templateOf(p.ID) != "" {
 			starting, cancel = context.WithTimeoutCause(ctx, cloneTime, fmt.Errorf("the guest did not continue within %s", cloneTime))
 		}
 		err := o.machines.StartContainer(starting, mp, mc)
 		cancel()
-		if err == nil || template == "" || ctx.Err() != nil {
-			return err
-		}
-		o.log.Warn("a machine cannot continue from its template and boots instead", "pod", mp.ID, "template", template, "err", err)
-		if err := o.distrust(ctx, mp.ID); err != nil {
-			return err
+		if err != nil {
+			return fmt.Errorf("the pod's machine: %w%s", err, o.lastWords(p.ID))
 		}
 	}
+	if err := fpOCIBooted.Hit(ctx); err != nil {
+		return err
+	}
+	if err := o.setUp(ctx, p); err != nil {
+		return fmt.Errorf("prepare the guest: %w", err)
+	}
+	return nil
+}
+
+// isTemplates reports whether an error of startMachine can come from a machine's template. In a guest that has answered,
+// errors of the pod's own settings have other classes.
+func (o *OCI) isTemplates(err error) bool {
+	return errors.Is(err, machine.ErrSaved) || errors.Is(err, errNoAgent) || errdefs.IsUnavailable(err)
 }
 
 // templateOf returns the name of the template from which a machine has continued, or "".
@@ -299,14 +316,6 @@ func (o *OCI) templateOf(id string) string {
 		return ""
 	}
 	return filepath.Base(s.Definition.Saved)
-}
-
-// distrust removes the template, if there is one, of a machine that did not start, unless ctx has ended.
-func (o *OCI) distrust(ctx context.Context, id string) error {
-	if template := o.templateOf(id); template != "" && ctx.Err() == nil {
-		return o.templates.discard(template)
-	}
-	return nil
 }
 
 // lastWords returns the end of what the guest has written to its console, for an error message.

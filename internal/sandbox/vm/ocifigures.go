@@ -1,6 +1,8 @@
 package vm
 
 import (
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -41,6 +43,9 @@ func (f ociFigures) Describe(to chan<- *prometheus.Desc) {
 func (f ociFigures) Collect(to chan<- prometheus.Metric) {
 	f.templates.mu.Lock()
 	for _, t := range f.templates.have {
+		if _, err := os.Stat(filepath.Join(f.templates.dir, t.Name, templateFile)); err != nil {
+			continue // somebody has removed it
+		}
 		to <- prometheus.MustNewConstMetric(templateBytesDesc, prometheus.GaugeValue, float64(t.Size), t.Name, t.Namespace)
 	}
 	f.templates.mu.Unlock()

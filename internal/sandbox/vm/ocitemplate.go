@@ -37,8 +37,11 @@ var (
 const (
 	// templateTime bounds the making of a template.
 	templateTime = 5 * time.Minute
-	// templatePause is the pause after a template could not be made, for example because the disk is full.
+	// templatePause is the pause after a template could not be made, for example because the disk is full. A template that was
+	// used in this time does not give way to another one.
 	templatePause = 10 * time.Minute
+	// removePause is the pause after the machine of a template could not be removed.
+	removePause = time.Minute
 	// reportTime is how long the kernel of a guest needs to report all free pages, so that QEMU gives them back. It looks for
 	// some every 2 s.
 	reportTime = 5 * time.Second
@@ -90,47 +93,61 @@ const templateFile = "template.json"
 // templateName matches a template's directory.
 var templateName = lazyregexp.New(`^[0-9a-f]{32}$`)
 
-// openTemplates reads the templates that earlier daemons have made, and removes those that are incomplete or no longer of
-// use.
-func (o *OCI) openTemplates(ctx context.Context, c Config) *templates {
-	t := &templates{
+func (o *OCI) newTemplates(c Config) *templates {
+	return &templates{
 		o: o, dir: templatesDir(c.Root), log: o.log, most: c.VM.Templates, perNode: c.VM.TemplateScope == "node",
 		wanted: make(chan *sandbox.Pod, templateQueue), have: map[string]*Template{}, failed: map[string]time.Time{},
 	}
+}
+
+// load reads the templates that earlier daemons have made, and removes those that are incomplete or no longer of use.
+func (t *templates) load(ctx context.Context) {
 	entries, err := os.ReadDir(t.dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.log.Warn("templates of machines are not used", "err", err)
 	}
 	for _, e := range entries {
-		if err := t.load(ctx, e.Name()); err != nil {
-			t.log.Info("removing a template of machines", "template", e.Name(), "reason", err)
-			if err := os.RemoveAll(filepath.Join(t.dir, e.Name())); err != nil {
+		one, useless, err := t.check(ctx, e.Name())
+		switch {
+		case useless != "":
+			t.log.Info("removing a template of machines", "template", e.Name(), "reason", useless)
+			if err := removeTemplate(filepath.Join(t.dir, e.Name())); err != nil {
 				t.log.Warn("cannot remove a template of machines", "template", e.Name(), "err", err)
 			}
+		case err != nil:
+			t.log.Warn("a template of machines is not used", "template", e.Name(), "err", err)
+		default:
+			t.mu.Lock()
+			t.have[one.Name] = &one
+			t.mu.Unlock()
 		}
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.evict()
-	return t
 }
 
-// load reads a template. It returns an error if the template is of no use.
-func (t *templates) load(ctx context.Context, name string) error {
+// check reads a template. It says why the template is useless, if it is.
+func (t *templates) check(ctx context.Context, name string) (one Template, useless string, err error) {
 	if !templateName().MatchString(name) {
-		return errors.New("it is not complete")
+		return one, "it is not complete", nil
 	}
-	have, err := readTemplate(filepath.Join(t.dir, name))
+	one, err = readTemplate(filepath.Join(t.dir, name))
+	var syntax *json.SyntaxError
+	if errors.Is(err, os.ErrNotExist) || errors.As(err, &syntax) {
+		return one, "it is not complete", nil
+	}
 	if err != nil {
-		return err
+		return one, "", err
 	}
-	now, err := t.name(ctx, have.Namespace, have.Definition)
+	now, err := t.name(ctx, one.Namespace, one.Definition)
 	if err != nil {
-		return err
+		return one, "", err
 	}
-	if now != name || (have.Namespace == "") != t.perNode {
-		return errors.New("the guest, QEMU, the processor or the configuration has changed")
+	if now != name || (one.Namespace == "") != t.perNode {
+		return one, "the guest, QEMU, the processor or the configuration has changed", nil
 	}
-	t.have[name] = &have
-	return nil
+	return one, "", nil
 }
 
 // name returns the name of the template for a machine.
@@ -180,10 +197,14 @@ func (t *templates) use(ctx context.Context, p *sandbox.Pod, d *machine.Definiti
 		return nil
 	}
 	for _, disk := range d.Disks {
-		if !disk.ReadOnly {
-			if err := fs.CopyFile(disk.Path, filepath.Join(dir, filepath.Base(disk.Path))); err != nil {
-				return fmt.Errorf("copy the template's disk: %w", err)
-			}
+		if disk.ReadOnly {
+			continue
+		}
+		// The disk that the machine would boot with stays until the copy is complete.
+		temporary := disk.Path + ".new"
+		if err := errors.Join(fs.CopyFile(temporary, filepath.Join(dir, filepath.Base(disk.Path))), os.Rename(temporary, disk.Path)); err != nil {
+			_ = os.Remove(temporary)
+			return errors.Join(fmt.Errorf("copy the template's disk: %w", err), t.discard(name))
 		}
 	}
 	d.Saved = dir
@@ -201,12 +222,13 @@ func (t *templates) want(p *sandbox.Pod) {
 	}
 }
 
-// run makes the wanted templates until ctx ends.
-func (t *templates) run(ctx context.Context) {
+// run loads the templates, and makes those that are wanted, until ctx ends. tasks counts further goroutines.
+func (t *templates) run(ctx context.Context, tasks *sync.WaitGroup) {
+	t.load(ctx)
 	for {
 		select {
 		case p := <-t.wanted:
-			err := guard.Call(t.log, "make a template of machines", func() error { return t.makeFor(ctx, p) })
+			err := guard.Call(t.log, "make a template of machines", func() error { return t.makeFor(ctx, p, tasks) })
 			if err != nil && ctx.Err() == nil {
 				t.log.Warn("cannot make a template of machines", "pod", p.ID, "err", err)
 			}
@@ -217,7 +239,7 @@ func (t *templates) run(ctx context.Context) {
 }
 
 // makeFor makes a template for machines like the pod's, unless there is one.
-func (t *templates) makeFor(ctx context.Context, p *sandbox.Pod) error {
+func (t *templates) makeFor(ctx context.Context, p *sandbox.Pod, tasks *sync.WaitGroup) error {
 	h, err := t.o.machines.ledger.Find(p.ID, p.ID)
 	if h == nil {
 		return err // the pod is already removed
@@ -231,15 +253,17 @@ func (t *templates) makeFor(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	t.mu.Lock()
-	done := t.have[name] != nil || time.Since(t.failed[name]) < templatePause
+	done := t.have[name] != nil || time.Since(t.failed[name]) < templatePause || !t.room()
 	t.mu.Unlock()
 	if done {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, templateTime)
+	mp, mc := t.machine(p, name)
+	defer tasks.Go(func() { t.remove(ctx, mp) })
+	making, cancel := context.WithTimeout(ctx, templateTime)
 	defer cancel()
 	began := time.Now()
-	if err := t.make(ctx, p, name); err != nil {
+	if err := t.make(making, mp, mc, name); err != nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.failed[name] = time.Now()
@@ -251,16 +275,10 @@ func (t *templates) makeFor(ctx context.Context, p *sandbox.Pod) error {
 
 func (t *templates) newDir(name string) string { return filepath.Join(t.dir, "new-"+name) }
 
-// make boots a machine without a network, saves and removes it. An interrupted daemon's machine is one that is not in the
-// record; Recover removes it.
-func (t *templates) make(ctx context.Context, p *sandbox.Pod, name string) (err error) {
-	mp, mc := t.machine(p, name)
+// make boots a machine without a network, and saves it. The machine of an interrupted daemon is one that is not in the record;
+// Recover removes it.
+func (t *templates) make(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Container, name string) error {
 	machines := t.o.machines
-	defer func() {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-		defer cancel()
-		err = errors.Join(err, machines.RemoveSandbox(undo, mp))
-	}()
 	if err := machines.CreateSandbox(ctx, mp); err != nil {
 		return err
 	}
@@ -286,12 +304,30 @@ func (t *templates) make(ctx context.Context, p *sandbox.Pod, name string) (err 
 		return fmt.Errorf("the machine is gone: %w", err)
 	}
 	s, _ := h.Snapshot()
-	if now, err := t.name(ctx, t.namespace(p), s.Definition); err != nil {
+	if now, err := t.name(ctx, mp.Config.GetMetadata().GetNamespace(), s.Definition); err != nil {
 		return err
 	} else if now != name {
 		return fmt.Errorf("the machine differs from the pod's, or its files have changed meanwhile: %w", errdefs.ErrAborted)
 	}
 	return t.save(ctx, mp, name, s.Definition)
+}
+
+// remove removes the machine of a template. A machine that remains when ctx ends is removed by the next daemon.
+func (t *templates) remove(ctx context.Context, mp *sandbox.Pod) {
+	for {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+		err := t.o.machines.RemoveSandbox(undo, mp)
+		cancel()
+		if err == nil {
+			return
+		}
+		t.log.Error("cannot remove the machine of a template", "pod", mp.ID, "err", err)
+		select {
+		case <-time.After(removePause):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // machine returns the unit pod of the machine of a template for pods like p, and its container.
@@ -310,7 +346,7 @@ func (t *templates) machine(p *sandbox.Pod, name string) (*sandbox.Pod, *sandbox
 // save saves the machine of a template. From then on, machines use it.
 func (t *templates) save(ctx context.Context, mp *sandbox.Pod, name string, d machine.Definition) error {
 	dir := t.newDir(name)
-	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o700)); err != nil {
+	if err := errors.Join(removeTemplate(dir), os.MkdirAll(dir, 0o700)); err != nil {
 		return sandbox.DiskError(err)
 	}
 	if err := t.o.machines.cfg.Driver.Save(ctx, mp.ID, dir); err != nil {
@@ -336,17 +372,17 @@ func (t *templates) save(ctx context.Context, mp *sandbox.Pod, name string, d ma
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Replace(filepath.Join(dir, templateFile), raw, 0o600); err != nil {
+	if err := atomicfile.Write(filepath.Join(dir, templateFile), raw, 0o600); err != nil {
 		return sandbox.DiskError(err)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	to := filepath.Join(t.dir, name)
-	if err := errors.Join(os.RemoveAll(to), os.Rename(dir, to)); err != nil {
+	if err := errors.Join(removeTemplate(to), os.Rename(dir, to)); err != nil {
 		return sandbox.DiskError(err)
 	}
 	t.have[name] = made
-	t.evictLocked()
+	t.evict()
 	return fpTemplateMade.Hit(ctx)
 }
 
@@ -367,30 +403,44 @@ func (t *templates) discard(name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.have, name)
-	return os.RemoveAll(filepath.Join(t.dir, name))
+	return removeTemplate(filepath.Join(t.dir, name))
 }
 
-func (t *templates) evict() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.evictLocked()
-}
-
-// evictLocked removes those that were used least recently, if there are too many. A machine that is about to continue from
-// one boots instead. The caller holds mu.
-func (t *templates) evictLocked() {
-	for len(t.have) > t.most {
-		var oldest *Template
-		for _, one := range t.have {
-			if oldest == nil || one.UsedAt.Before(oldest.UsedAt) {
-				oldest = one
-			}
+// oldest returns the template that was used least recently. The caller holds mu.
+func (t *templates) oldest() *Template {
+	var oldest *Template
+	for _, one := range t.have {
+		if oldest == nil || one.UsedAt.Before(oldest.UsedAt) {
+			oldest = one
 		}
+	}
+	return oldest
+}
+
+// room reports whether there is room for a template, perhaps in the place of one that was not used lately. Otherwise nodes
+// with many kinds of machines would make templates all the time. The caller holds mu.
+func (t *templates) room() bool {
+	return len(t.have) < t.most || time.Since(t.oldest().UsedAt) > templatePause
+}
+
+// evict removes those that were used least recently, if there are too many. A machine that is about to continue from one
+// boots instead. The caller holds mu.
+func (t *templates) evict() {
+	for len(t.have) > t.most {
+		oldest := t.oldest()
 		delete(t.have, oldest.Name)
-		if err := os.RemoveAll(filepath.Join(t.dir, oldest.Name)); err != nil {
+		if err := removeTemplate(filepath.Join(t.dir, oldest.Name)); err != nil {
 			t.log.Warn("cannot remove a template of machines", "template", oldest.Name, "err", err)
 		}
 	}
+}
+
+// removeTemplate removes a template's directory, its description first, so that a rest is not taken for a template.
+func removeTemplate(dir string) error {
+	if err := os.Remove(filepath.Join(dir, templateFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.RemoveAll(dir)
 }
 
 func templatesDir(root string) string { return filepath.Join(root, "templates") }
@@ -424,11 +474,8 @@ func Templates(root string) ([]Template, error) {
 			continue
 		}
 		one, err := readTemplate(filepath.Join(templatesDir(root), e.Name()))
-		if errors.Is(err, os.ErrNotExist) {
-			continue // it is being removed
-		}
 		if err != nil {
-			return nil, fmt.Errorf("template %s: %w", e.Name(), err)
+			continue // it is being removed, or damaged; the daemon says so
 		}
 		list = append(list, one)
 	}
@@ -443,10 +490,8 @@ func RemoveTemplate(root, name string) error {
 	if !templateName().MatchString(name) {
 		return fmt.Errorf("template %q: %w", name, errdefs.ErrNotFound)
 	}
-	if err := os.Remove(filepath.Join(dir, templateFile)); errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(dir, templateFile)); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("template %s: %w", name, errdefs.ErrNotFound)
-	} else if err != nil {
-		return err
 	}
-	return os.RemoveAll(dir)
+	return removeTemplate(dir)
 }

@@ -44,7 +44,8 @@ func newTemplateRig(t *testing.T) *templateRig {
 func (r *templateRig) open() *templates {
 	r.t.Helper()
 	o := &OCI{log: slog.New(slog.NewTextHandler(r.t.Output(), nil)), machines: &Backend{cfg: settings{Driver: keyed{qemu: r.qemu}}}}
-	o.templates = o.openTemplates(r.t.Context(), r.cfg)
+	o.templates = o.newTemplates(r.cfg)
+	o.templates.load(r.t.Context())
 	return o.templates
 }
 
@@ -184,6 +185,48 @@ func TestTemplatesUse(t *testing.T) {
 	shared.add("", 1, 1)
 	if d := shared.use(shared.open(), "any", 1, 1); d.Saved == "" {
 		t.Error("a node that shares its templates used none")
+	}
+}
+
+// TestTemplatesDamaged: a template without its disk is removed, and the machine keeps the disk with which it boots.
+func TestTemplatesDamaged(t *testing.T) {
+	r := newTemplateRig(t)
+	name := r.add("", 1, 1)
+	r.cfg.VM.TemplateScope = "node"
+	all := r.open()
+	if err := os.Remove(filepath.Join(templatesDir(r.cfg.Root), name, "scratch0.qcow2")); err != nil {
+		t.Fatal(err)
+	}
+	disk := filepath.Join(t.TempDir(), "scratch0.qcow2")
+	if err := os.WriteFile(disk, []byte("an empty disk"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := machine.Definition{Memory: 1, Plug: true, Disks: []machine.Disk{{ID: "scratch0", File: machine.File{Path: disk}}}, Shares: []machine.Share{{Tag: "share0"}}}
+	err := all.use(t.Context(), &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{}}, &d)
+	if left, _ := os.ReadDir(filepath.Dir(disk)); err == nil || d.Saved != "" || len(all.have) != 0 || len(r.dirs()) != 0 || len(left) != 1 {
+		t.Errorf("a damaged template: got error %v, template %q, templates %v, files of the machine %v", err, d.Saved, r.dirs(), left)
+	}
+	if raw, err := os.ReadFile(disk); err != nil || string(raw) != "an empty disk" {
+		t.Errorf("disk of the machine: got %q (error %v)", raw, err)
+	}
+}
+
+// TestTemplatesRoom: a template that was used lately does not give way to another one.
+func TestTemplatesRoom(t *testing.T) {
+	r := newTemplateRig(t)
+	r.add("a", 1, 1)
+	old := r.add("a", 2, 2)
+	all := r.open()
+	if !all.room() {
+		t.Error("no room beside templates that were not used for long")
+	}
+	r.use(all, "a", 1, 1)
+	if oldest := all.oldest(); oldest.Name != old || !all.room() {
+		t.Errorf("no room, or not in the place of %s but of %s", old, oldest.Name)
+	}
+	r.use(all, "a", 2, 1)
+	if all.room() {
+		t.Error("room beside templates that were all used lately")
 	}
 }
 

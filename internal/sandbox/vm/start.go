@@ -153,13 +153,15 @@ func (b *Backend) awaitAgent(ctx context.Context, h *handle, l *life) error {
 	err := l.agent.Load().Wait(waiting)
 	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
 		s, _ := h.Snapshot()
-		return fmt.Errorf("the machine ended before its agent answered: %s %s: %w", s.Reason, s.Message, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%w: the machine has ended: %s %s: %w", errNoAgent, s.Reason, s.Message, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
-		return fmt.Errorf("annotation tripod.dev/vm.wait-for-agent: %w", err)
+		return fmt.Errorf("annotation tripod.dev/vm.wait-for-agent: %w: %w", errNoAgent, err)
 	}
 	return nil
 }
+
+var errNoAgent = errors.New("the guest's agent has not answered")
 
 // refuseStart records a start that failed before the driver was called.
 func (b *Backend) refuseStart(ctx context.Context, h *handle, cause error) error {

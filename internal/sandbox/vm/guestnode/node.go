@@ -280,10 +280,10 @@ func (n *Node) setUp(ctx context.Context, s guestapi.Setup, received time.Time) 
 	}
 	began := time.Now()
 	if err := reseed(s.Seed); err != nil { // before any program of the pod runs
-		return fmt.Errorf("seed the random numbers: %w", err)
+		return fmt.Errorf("seed the random numbers: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	if err := configure(ctx, s); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
 	}
 	p := &s.Pod.Pod
 	p.Netns = netns

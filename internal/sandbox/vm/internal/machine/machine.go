@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"slices"
@@ -172,6 +173,9 @@ func (d *Definition) BootOrder(i int) int {
 	}
 	return 0
 }
+
+// ErrSaved is in the errors of Driver.Start that come from the saved state.
+var ErrSaved = errors.New("the machine cannot continue from its saved state")
 
 // SavedNICs is how many NICs a machine with Definition.Saved can have. It can have one share, over virtio-fs.
 const SavedNICs = 7

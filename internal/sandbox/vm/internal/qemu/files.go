@@ -22,7 +22,7 @@ const vhostNet = "/dev/vhost-net"
 type openers struct {
 	taps   machine.Opener
 	shares *virtiofsd.Servers
-	memory *os.File // the guest's
+	memory *os.File // the guest's, or nil; the machine gets a duplicate
 }
 
 // openAll opens the given files in order. It returns errdefs.ErrFailedPrecondition for a file that is missing or
@@ -80,7 +80,8 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, from opener
 	case kindOwnedDir:
 		return OpenOwned(f.Path, d.UID, d.GID)
 	case kindMemory:
-		return from.memory, nil
+		fd, err := unix.FcntlInt(from.memory.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		return os.NewFile(uintptr(fd), from.memory.Name()), os.NewSyscallError("fcntl", err)
 	default:
 		return nil, fmt.Errorf("unknown kind of file %q: %w", f.Kind, errdefs.ErrInvalidArgument)
 	}

@@ -30,7 +30,7 @@ type run struct {
 	reaped      chan struct{} // closed when the process has ended and, if it is a child, was reaped
 	status      unix.WaitStatus
 	statusKnown bool
-	recorded    chan struct{} // closed when the end is recorded
+	recorded    chan struct{} // closed when the end is recorded and reported
 	shares      *virtiofsd.Servers
 
 	mu        sync.Mutex

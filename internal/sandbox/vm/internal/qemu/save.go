@@ -255,7 +255,7 @@ func (h *handle) openMemory(ctx context.Context, def machine.Definition) (*os.Fi
 	if def.Saved != "" {
 		if err := errors.Join(h.fillMemory(ctx, def, memory), memory.Truncate(size), fpFilled.Hit(ctx)); err != nil {
 			memory.Close()
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", machine.ErrSaved, err)
 		}
 	}
 	return memory, nil

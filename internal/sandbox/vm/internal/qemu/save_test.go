@@ -111,8 +111,8 @@ func TestSaveRefused(t *testing.T) {
 			d := another(t, s, template)
 			c.change(t, &d)
 			must(t, l.Define(t.Context(), d))
-			if err := l.Start(t.Context(), d.Name); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("start: got %v, want FailedPrecondition that says %q", err, c.says)
+			if err := l.Start(t.Context(), d.Name); !errdefs.IsFailedPrecondition(err) || !errors.Is(err, machine.ErrSaved) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("start: got %v, want FailedPrecondition from the saved state that says %q", err, c.says)
 			}
 			machinetest.AwaitMachines(t, d, 0)
 		})

@@ -105,8 +105,8 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 	}()
 	shares, err := virtiofsd.Start(ctx, h.shareOptions(def), def.Shares)
 	<-filled
+	defer closeAll([]*os.File{memory})
 	if err = errors.Join(err, memoryErr); err != nil {
-		closeAll([]*os.File{memory})
 		return nil, errors.Join(err, shares.End(ctx))
 	}
 	c := build(def, hostSetup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
@@ -216,7 +216,9 @@ func (h *handle) awaitGuest(ctx context.Context, r *run, late []map[string]any) 
 		err = fpGreeted.Hit(ctx)
 	}
 	if err == nil && h.def.Saved != "" {
-		err = r.resume(ctx, h.def.Saved, late)
+		if err = r.resume(ctx, h.def.Saved, late); err != nil {
+			err = fmt.Errorf("%w: %w", machine.ErrSaved, err)
+		}
 	}
 	if err == nil {
 		err = r.awaitRunning(ctx)
@@ -227,7 +229,11 @@ func (h *handle) awaitGuest(ctx context.Context, r *run, late []map[string]any) 
 			if served := r.shares.LastWords(); served != "" { // QEMU ends when a virtiofsd ends
 				words += "; " + served
 			}
-			return fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)
+			ended := fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)
+			if errors.Is(err, machine.ErrSaved) {
+				ended = fmt.Errorf("%w: %w", machine.ErrSaved, ended)
+			}
+			return ended
 		} else if words != "" {
 			return fmt.Errorf("%w; QEMU's last words: %s", err, words)
 		}

@@ -219,10 +219,10 @@ func (h *handle) recordEnd(r *run) {
 	h.mu.Lock()
 	h.run = nil
 	h.mu.Unlock()
-	close(r.recorded)
 	s := h.state()
 	h.log.Info("machine ended", "cause", s.Cause, "exitCode", s.ExitCode, "message", s.Message)
 	h.d.report(h.name, s)
+	close(r.recorded) // last, so that nobody starts the machine again before its end is reported
 }
 
 // endedRecord returns the record of a run whose process has ended.
@@ -284,7 +284,7 @@ func oomKilled(def machine.Definition, rec record) bool {
 	return err == nil && kills > rec.OOMKills
 }
 
-// destroy kills the machine's QEMU, if it is running, and waits until the end is recorded.
+// destroy kills the machine's QEMU, if it is running, and waits until the end is recorded and reported.
 func (h *handle) destroy(ctx context.Context) error {
 	_, _, r := h.snapshot()
 	if r == nil {
