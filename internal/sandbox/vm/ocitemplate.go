@@ -73,7 +73,8 @@ type Template struct {
 //	<name>/memory, state, key written by machine.Driver.Save
 //	new-<name>/               one that is being made
 //
-// The time of template.json's last change is Template.UsedAt. A pod whose machine had to boot makes the node want a template for its like. One task makes them, one after the other.
+// The time of template.json's last change is Template.UsedAt. A pod whose machine had to boot makes the node want a template
+// for its like. One task makes them, one after the other.
 type templates struct {
 	o    *OCI
 	dir  string
@@ -200,15 +201,26 @@ func (t *templates) use(ctx context.Context, p *sandbox.Pod, d *machine.Definiti
 		if disk.ReadOnly {
 			continue
 		}
-		// The disk that the machine would boot with stays until the copy is complete.
-		temporary := disk.Path + ".new"
-		if err := errors.Join(fs.CopyFile(temporary, filepath.Join(dir, filepath.Base(disk.Path))), os.Rename(temporary, disk.Path)); err != nil {
-			_ = os.Remove(temporary)
+		if err := replaceDisk(disk.Path, filepath.Join(dir, filepath.Base(disk.Path))); err != nil {
 			return errors.Join(fmt.Errorf("copy the template's disk: %w", err), t.discard(name))
 		}
 	}
 	d.Saved = dir
 	return nil
+}
+
+// replaceDisk replaces a disk by a copy of another one. The disk stays as it is, so that a machine can boot with it, until the
+// copy is complete.
+func replaceDisk(path, from string) error {
+	temporary := path + ".new"
+	err := fs.CopyFile(temporary, from)
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		_ = os.Remove(temporary)
+	}
+	return err
 }
 
 // want asks for a template for machines like the pod's.

@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -194,7 +195,8 @@ func TestTemplatesDamaged(t *testing.T) {
 	name := r.add("", 1, 1)
 	r.cfg.VM.TemplateScope = "node"
 	all := r.open()
-	if err := os.Remove(filepath.Join(templatesDir(r.cfg.Root), name, "scratch0.qcow2")); err != nil {
+	damaged := filepath.Join(templatesDir(r.cfg.Root), name, "scratch0.qcow2")
+	if err := errors.Join(os.Remove(damaged), os.Mkdir(damaged, 0o700)); err != nil { // it can be opened, but not read
 		t.Fatal(err)
 	}
 	disk := filepath.Join(t.TempDir(), "scratch0.qcow2")
