@@ -71,7 +71,7 @@ type OCI struct {
 	tasks       sync.WaitGroup
 	// guestOf returns the connection to the guest of a pod. Tests replace it.
 	guestOf func(pod string) (guestAgent, error)
-	// endTemplates ends the task that makes templates, which making counts.
+	// endTemplates ends the task that makes templates. making counts it, and the removals of their machines.
 	endTemplates context.CancelFunc
 	making       sync.WaitGroup
 
@@ -138,7 +138,7 @@ func OpenOCI(ctx context.Context, c Config, images OCIImages, log *slog.Logger) 
 	o.templates = o.newTemplates(c)
 	o.figures = newOCIFigures(o.templates)
 	ctx, o.endTemplates = context.WithCancel(o.machines.ctx)
-	o.making.Go(func() { o.templates.run(ctx, &o.making) })
+	o.making.Go(func() { o.templates.run(ctx) })
 	return o, nil
 }
 

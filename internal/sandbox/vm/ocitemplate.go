@@ -234,13 +234,13 @@ func (t *templates) want(p *sandbox.Pod) {
 	}
 }
 
-// run loads the templates, and makes those that are wanted, until ctx ends. tasks counts further goroutines.
-func (t *templates) run(ctx context.Context, tasks *sync.WaitGroup) {
+// run loads the templates, and makes those that are wanted, until ctx ends.
+func (t *templates) run(ctx context.Context) {
 	t.load(ctx)
 	for {
 		select {
 		case p := <-t.wanted:
-			err := guard.Call(t.log, "make a template of machines", func() error { return t.makeFor(ctx, p, tasks) })
+			err := guard.Call(t.log, "make a template of machines", func() error { return t.makeFor(ctx, p) })
 			if err != nil && ctx.Err() == nil {
 				t.log.Warn("cannot make a template of machines", "pod", p.ID, "err", err)
 			}
@@ -251,7 +251,7 @@ func (t *templates) run(ctx context.Context, tasks *sync.WaitGroup) {
 }
 
 // makeFor makes a template for machines like the pod's, unless there is one.
-func (t *templates) makeFor(ctx context.Context, p *sandbox.Pod, tasks *sync.WaitGroup) error {
+func (t *templates) makeFor(ctx context.Context, p *sandbox.Pod) error {
 	h, err := t.o.machines.ledger.Find(p.ID, p.ID)
 	if h == nil {
 		return err // the pod is already removed
@@ -271,7 +271,7 @@ func (t *templates) makeFor(ctx context.Context, p *sandbox.Pod, tasks *sync.Wai
 		return nil
 	}
 	mp, mc := t.machine(p, name)
-	defer tasks.Go(func() { t.remove(ctx, mp) })
+	defer t.o.making.Go(func() { t.remove(ctx, mp) })
 	making, cancel := context.WithTimeout(ctx, templateTime)
 	defer cancel()
 	began := time.Now()

@@ -47,7 +47,7 @@ func mountRoot(root string) error {
 		}
 		defer func() { _ = unix.Unmount(m.target, unix.MNT_DETACH) }() // the overlay keeps what it needs
 	}
-	device, err := findDisk("/sys/block", RootDisk)
+	device, err := FindDisk(RootDisk)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,10 @@ func mountRoot(root string) error {
 	return os.NewSyscallError("mount the root", err)
 }
 
-// findDisk returns the device of the disk with a serial number. The directory is /sys/block.
+// FindDisk returns the device of the disk with a serial number.
+func FindDisk(serial string) (string, error) { return findDisk("/sys/block", serial) }
+
+// findDisk is FindDisk with the directory that is /sys/block.
 func findDisk(dir, serial string) (string, error) {
 	disks, err := os.ReadDir(dir)
 	if err != nil {

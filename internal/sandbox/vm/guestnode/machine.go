@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/sandbox/vm/guestinit"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 )
 
@@ -35,7 +36,7 @@ func mountScratch() error {
 	if mounted(scratch) {
 		return nil
 	}
-	device, err := findScratch()
+	device, err := guestinit.FindDisk(guestapi.ScratchSerial)
 	if err != nil {
 		return err
 	}
@@ -43,18 +44,6 @@ func mountScratch() error {
 		return fmt.Errorf("mount the scratch disk: %w", err)
 	}
 	return nil
-}
-
-// findScratch returns the path of the scratch disk.
-func findScratch() (string, error) {
-	files, _ := filepath.Glob("/sys/block/*/serial")
-	for _, file := range files {
-		serial, err := os.ReadFile(file)
-		if err == nil && strings.TrimSpace(string(serial)) == guestapi.ScratchSerial {
-			return "/dev/" + filepath.Base(filepath.Dir(file)), nil
-		}
-	}
-	return "", fmt.Errorf("the machine has no disk with the serial number %s", guestapi.ScratchSerial)
 }
 
 // mounted reports whether the directory is a mount point.
