@@ -7,11 +7,13 @@ package cdi
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
@@ -75,11 +77,24 @@ func (d *Devices) Inject(s *specs.Spec, names []string) error {
 	return nil
 }
 
-// Blocks returns the named devices as block devices of the node, for backends that can add nothing else to a container.
-func (d *Devices) Blocks(names []string) ([]*runtimeapi.Device, error) {
-	if len(names) == 0 {
-		return nil, nil
+// AsBlocks returns a container's configuration with block devices of the node in the place of the names of its devices, for
+// backends that can add nothing else to a container.
+func (d *Devices) AsBlocks(config *runtimeapi.ContainerConfig) (*runtimeapi.ContainerConfig, error) {
+	names, err := Names(config)
+	if err != nil || len(names) == 0 {
+		return config, err
 	}
+	blocks, err := d.blocks(names)
+	if err != nil {
+		return nil, err
+	}
+	config = proto.CloneOf(config)
+	config.Devices, config.CDIDevices = append(config.Devices, blocks...), nil
+	maps.DeleteFunc(config.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, cdi.AnnotationPrefix) })
+	return config, nil
+}
+
+func (d *Devices) blocks(names []string) ([]*runtimeapi.Device, error) {
 	cache, err := d.find(names)
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -57,12 +58,24 @@ func TestInject(t *testing.T) {
 }
 
 func TestBlocks(t *testing.T) {
-	got, err := devices(t).Blocks([]string{"vendor.com/class=block"})
+	got, err := devices(t).blocks([]string{"vendor.com/class=block"})
 	if err != nil || len(got) != 1 || got[0].HostPath != "/dev/host" || got[0].ContainerPath != "/dev/disk" || got[0].Permissions != "r" {
 		t.Errorf("Blocks: got %v, error %v; want the block device", got, err)
 	}
+	config := &runtimeapi.ContainerConfig{
+		CDIDevices: []*runtimeapi.CDIDevice{{Name: "vendor.com/class=block"}}, Devices: []*runtimeapi.Device{{HostPath: "/dev/other"}},
+		Annotations: map[string]string{"cdi.k8s.io/plugin": "vendor.com/class=block", "other": "x"},
+	}
+	had := proto.CloneOf(config)
+	as, err := devices(t).AsBlocks(config)
+	if err != nil || len(as.Devices) != 2 || as.Devices[1].HostPath != "/dev/host" || len(as.CDIDevices) != 0 || len(as.Annotations) != 1 || as.Annotations["other"] != "x" {
+		t.Errorf("AsBlocks: got %v, error %v; want the block device in the place of its names", as, err)
+	}
+	if !proto.Equal(config, had) {
+		t.Errorf("AsBlocks has changed the configuration: got %v, want %v", config, had)
+	}
 	for _, name := range []string{"char", "plain"} {
-		if _, err := devices(t).Blocks([]string{"vendor.com/class=" + name}); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), name) {
+		if _, err := devices(t).blocks([]string{"vendor.com/class=" + name}); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), name) {
 			t.Errorf("Blocks of %s: got error %v, want ErrNotImplemented with its name", name, err)
 		}
 	}

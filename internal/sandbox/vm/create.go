@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/image/qcow2"
@@ -111,7 +112,7 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return nil, err
 	}
 	o.warnings = append(o.warnings, flexWarnings(c.Config.GetMounts())...)
-	config, err := b.withCDIDevices(c.Config)
+	config, err := cdi.New(b.cfg.CDIDirs).AsBlocks(c.Config)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -129,19 +130,25 @@ func (r ociResolved) export() sandbox.Resolved {
 	return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}
 }
 
-// inGuest plugs in the container's images, mounts its volumes below the pod's share, and returns the container as the guest
+// inGuest plugs in the container's images and block devices, mounts its volumes below the pod's share, and returns the container as the guest
 // sees it.
 func (o *OCI) inGuest(ctx context.Context, pod *ociPod, c *sandbox.Container) (guestapi.Create, error) {
-	own, err := o.plug(ctx, pod, c.ImageID)
+	own, err := o.plugImage(ctx, pod, c.ImageID)
 	if err != nil {
 		return guestapi.Create{}, err
 	}
 	create := guestapi.Create{Images: []guestapi.Image{own}}
-	config := proto.CloneOf(c.Config)
+	config, err := cdi.New(o.machines.cfg.CDIDirs).AsBlocks(proto.CloneOf(c.Config))
+	if err != nil {
+		return guestapi.Create{}, err
+	}
 	config.LogPath = c.ID + ".log"
+	if create.Devices, err = o.plugDevices(ctx, pod, config.GetDevices()); err != nil {
+		return guestapi.Create{}, err
+	}
 	for i, m := range config.GetMounts() {
 		if ref := m.GetImage().GetImage(); ref != "" {
-			img, err := o.plug(ctx, pod, ref)
+			img, err := o.plugImage(ctx, pod, ref)
 			if err != nil {
 				return guestapi.Create{}, fmt.Errorf("mounts[%d].image: %w", i, err)
 			}

@@ -9,12 +9,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -325,75 +323,4 @@ func (o *OCI) machineEnded(e sandbox.Event) {
 		}
 		o.ledger.Report(sandbox.Event{PodID: e.PodID})
 	}))
-}
-
-// plugged maps the images of a pod to the LUNs of their disks.
-type plugged map[string]int
-
-// plug gives the machine the disk of an image, unless it has it, and returns the image for the guest.
-func (o *OCI) plug(ctx context.Context, pod *ociPod, ref string) (guestapi.Image, error) {
-	img, err := o.images.Get(ctx, ref)
-	if err != nil {
-		return guestapi.Image{}, fmt.Errorf("image %s: %w", ref, err)
-	}
-	pod.disks.Lock()
-	defer pod.disks.Unlock()
-	id := pod.pod.ID
-	disks := plugged{}
-	if raw, err := os.ReadFile(o.disksFile(id)); err == nil {
-		if err := json.Unmarshal(raw, &disks); err != nil {
-			return guestapi.Image{}, fmt.Errorf("the pod's disks: %w", err)
-		}
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return guestapi.Image{}, err
-	}
-	lun, known := disks[img.ID]
-	if !known {
-		lun = len(disks)
-		disks[img.ID] = lun
-		raw, err := json.Marshal(disks)
-		if err != nil {
-			return guestapi.Image{}, err
-		}
-		if err := atomicfile.Replace(o.disksFile(id), raw, 0o600); err != nil { // first, so that no two disks get the LUN
-			return guestapi.Image{}, sandbox.DiskError(err)
-		}
-	}
-	file, err := o.images.OpenRootDisk(ctx, leaseOf(id, lun), img.ID)
-	if err != nil {
-		return guestapi.Image{}, fmt.Errorf("the disk of image %s: %w", ref, err)
-	}
-	defer file.Close()
-	if err := o.machines.cfg.Driver.Plug(ctx, id, lun, file); err != nil {
-		return guestapi.Image{}, fmt.Errorf("the disk of image %s: %w", ref, err)
-	}
-	return guestapi.Image{Image: img, LUN: lun}, nil
-}
-
-// leaseOf returns the key of the lease of the image with the given LUN.
-func leaseOf(pod string, lun int) string { return fmt.Sprintf("%s%s-%d", ociPrefix, pod, lun) }
-
-// podOfLease returns the pod of a lease's key.
-func podOfLease(key string) (string, bool) {
-	rest, ours := strings.CutPrefix(key, ociPrefix)
-	pod, _, cut := strings.Cut(rest, "-")
-	return pod, ours && cut
-}
-
-// closeDisks releases the images of a pod whose machine has ended.
-func (o *OCI) closeDisks(ctx context.Context, pod string) error {
-	keys, err := o.images.Disks(ctx)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, key := range keys {
-		if of, ok := podOfLease(key); ok && of == pod {
-			errs = append(errs, o.images.CloseDisk(ctx, key))
-		}
-	}
-	if err := os.Remove(o.disksFile(pod)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
 }

@@ -84,12 +84,6 @@ func validateOCISecurity(o *runtimeapi.NamespaceOption, seccomp, apparmor *runti
 }
 
 func validateOCIContainer(config *runtimeapi.ContainerConfig) error {
-	if len(config.GetDevices()) > 0 {
-		return fields.Unsupported("devices", "%s: a guest has no devices of the node", config.GetDevices()[0].GetHostPath())
-	}
-	if len(config.GetCDIDevices()) > 0 {
-		return fields.Unsupported("CDI_devices", "%s: a guest has no devices of the node", config.GetCDIDevices()[0].GetName())
-	}
 	for i, m := range config.GetMounts() {
 		field := fmt.Sprintf("mounts[%d]", i)
 		switch {

@@ -337,8 +337,8 @@ func (d *hypervisor) Balloon(_ context.Context, name string, memory uint64) erro
 	return d.balloonErr
 }
 
-func (d *hypervisor) Plug(context.Context, string, int, *os.File) error { return nil }
-func (d *hypervisor) Save(context.Context, string, string) error        { return errdefs.ErrNotImplemented }
+func (d *hypervisor) Plug(context.Context, string, machine.PlugDisk) error { return nil }
+func (d *hypervisor) Save(context.Context, string, string) error           { return errdefs.ErrNotImplemented }
 func (d *hypervisor) SaveKey(context.Context, machine.Definition) (string, error) {
 	return "", errdefs.ErrNotImplemented
 }

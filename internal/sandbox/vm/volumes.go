@@ -2,6 +2,7 @@ package vm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -9,10 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
@@ -59,21 +58,6 @@ func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.Shar
 	default:
 		return machine.Share9p, fmt.Sprintf("directories are shared by 9p, without owners, and Secrets and ConfigMaps are copied once, because there is no virtio-fs: %v", err), nil
 	}
-}
-
-// withCDIDevices returns a container's configuration with its CDI devices as block devices.
-func (b *Backend) withCDIDevices(config *runtimeapi.ContainerConfig) (*runtimeapi.ContainerConfig, error) {
-	names, err := cdi.Names(config)
-	if err != nil || len(names) == 0 {
-		return config, err
-	}
-	blocks, err := cdi.New(b.cfg.CDIDirs).Blocks(names)
-	if err != nil {
-		return nil, err
-	}
-	config = proto.CloneOf(config)
-	config.Devices = append(config.Devices, blocks...)
-	return config, nil
 }
 
 // volumesOf converts a container's mounts and devices to volumes.
@@ -124,16 +108,11 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 // device adds a block device. A device at / becomes the root disk. Any other device becomes a disk that the guest finds
 // by its serial number.
 func (v *volumes) device(host, container string, readonly bool) error {
-	info, err := os.Stat(host)
+	file, err := openBlockDevice(host, readonly)
 	if err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		return err
 	}
-	if info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {
-		return fmt.Errorf("is not a block device, the only kind of device that a machine can have: %w", errdefs.ErrNotImplemented)
-	}
-	if !readonly && unix.Access(host, unix.W_OK) != nil {
-		return fmt.Errorf("is not writable, but was not requested read-only: %w", errdefs.ErrInvalidArgument)
-	}
+	defer file.Close()
 	if path.Clean(container) == "/" {
 		if readonly || v.root != "" {
 			return fmt.Errorf("the root disk at / must be the only one there, and writable: %w", errdefs.ErrInvalidArgument)
@@ -142,7 +121,7 @@ func (v *volumes) device(host, container string, readonly bool) error {
 		return nil
 	}
 	disk := machine.Disk{ID: fmt.Sprintf("disk%d", len(v.disks)), File: machine.File{Path: host}, Format: "raw", ReadOnly: readonly}
-	if disk.LogicalBlock, disk.PhysicalBlock, err = sectors(host); err != nil {
+	if disk.LogicalBlock, disk.PhysicalBlock, err = sectors(file); err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	v.disks = append(v.disks, disk)
@@ -150,19 +129,37 @@ func (v *volumes) device(host, container string, readonly bool) error {
 	return nil
 }
 
+// openBlockDevice opens a block device of the node for a guest.
+func openBlockDevice(path string, readOnly bool) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {
+		return nil, fmt.Errorf("is not a block device, the only kind of device that a machine can have: %w", errdefs.ErrNotImplemented)
+	}
+	flags := os.O_RDWR
+	if readOnly {
+		flags = os.O_RDONLY
+	}
+	file, err := os.OpenFile(path, flags|unix.O_NONBLOCK, 0)
+	if !readOnly && (errors.Is(err, os.ErrPermission) || errors.Is(err, unix.EROFS)) {
+		return nil, fmt.Errorf("is not writable, but was not requested read-only: %w", errdefs.ErrInvalidArgument)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	return file, nil
+}
+
 // sectors returns the sizes in bytes of a block device's logical and physical sectors. A guest that saw others would not
 // find the partitions and file systems that the node made, and the other way round.
-func sectors(device string) (logical, physical int, err error) {
-	f, err := os.OpenFile(device, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return 0, 0, err
+func sectors(device *os.File) (logical, physical int, err error) {
+	if logical, err = unix.IoctlGetInt(int(device.Fd()), unix.BLKSSZGET); err != nil {
+		return 0, 0, fmt.Errorf("the sector size of %s: %w", device.Name(), err)
 	}
-	defer f.Close()
-	if logical, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET); err != nil {
-		return 0, 0, fmt.Errorf("the sector size of %s: %w", device, err)
-	}
-	if physical, err = unix.IoctlGetInt(int(f.Fd()), unix.BLKPBSZGET); err != nil {
-		return 0, 0, fmt.Errorf("the sector size of %s: %w", device, err)
+	if physical, err = unix.IoctlGetInt(int(device.Fd()), unix.BLKPBSZGET); err != nil {
+		return 0, 0, fmt.Errorf("the sector size of %s: %w", device.Name(), err)
 	}
 	return logical, physicalBlock(logical, physical), nil
 }

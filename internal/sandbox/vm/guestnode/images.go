@@ -72,15 +72,21 @@ func mountDisk(ctx context.Context, lun int) error {
 	if unix.Statfs(dir, &st) == nil && st.Type == erofsMagic {
 		return nil
 	}
+	return withDisk(ctx, lun, func(device string) error {
+		return os.NewSyscallError("mount", unix.Mount(device, dir, "erofs", unix.MS_RDONLY|unix.MS_NODEV, ""))
+	})
+}
+
+// withDisk waits for a disk and calls use with its device, which may not be there yet.
+func withDisk(ctx context.Context, lun int, use func(device string) error) error {
 	ctx, cancel := context.WithTimeout(ctx, diskTime)
 	defer cancel()
 	for {
 		found, _ := filepath.Glob(fmt.Sprintf("/sys/class/scsi_device/*:0:0:%d/device/block/*", lun))
 		if len(found) > 0 {
-			device := "/dev/" + filepath.Base(found[0])
-			err := unix.Mount(device, dir, "erofs", unix.MS_RDONLY|unix.MS_NODEV, "")
+			err := use("/dev/" + filepath.Base(found[0]))
 			if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENXIO) {
-				return os.NewSyscallError("mount", err)
+				return err
 			}
 		}
 		select {
@@ -89,6 +95,22 @@ func mountDisk(ctx context.Context, lun int) error {
 			return fmt.Errorf("did not appear: %w (%w)", ctx.Err(), errdefs.ErrUnavailable)
 		}
 	}
+}
+
+// findDevices gives the container's block devices the names that they have in the guest.
+func findDevices(ctx context.Context, c guestapi.Create) error {
+	devices := c.Container.Config.GetDevices()
+	for _, d := range c.Devices {
+		err := withDisk(ctx, d.LUN, func(device string) error {
+			_, err := os.Stat(device)
+			devices[d.Index].HostPath = device
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("devices[%d]: the disk: %w", d.Index, err)
+		}
+	}
+	return nil
 }
 
 // erofsMagic is EROFS_SUPER_MAGIC_V1 in linux/magic.h.

@@ -314,7 +314,7 @@ func (n *Node) updatePod(ctx context.Context, p *sandbox.Pod) error {
 }
 
 func (n *Node) create(ctx context.Context, p *sandbox.Pod, c guestapi.Create, out io.Writer) error {
-	if err := n.images.mount(ctx, c.Images); err != nil {
+	if err := errors.Join(n.images.mount(ctx, c.Images), findDevices(ctx, c)); err != nil {
 		return err
 	}
 	if err := n.backend.Validate(p, &c.Container.Container); err != nil {

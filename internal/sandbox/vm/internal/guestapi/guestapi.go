@@ -102,10 +102,18 @@ type Route struct {
 	Metric int          `json:"metric,omitempty"`
 }
 
-// Create describes a container and the images that it needs.
+// Create describes a container and the disks that it needs.
 type Create struct {
 	Container Container `json:"container"`
 	Images    []Image   `json:"images"`
+	Devices   []Device  `json:"devices,omitempty"`
+}
+
+// Device is a block device of a container: the one with this index in the container's configuration is the disk with this
+// number at the guest's SCSI controller.
+type Device struct {
+	Index int `json:"index"`
+	LUN   int `json:"lun"`
 }
 
 // Image is an image whose root file system is on a disk.

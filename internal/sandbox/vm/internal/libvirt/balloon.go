@@ -3,7 +3,6 @@ package libvirt
 import (
 	"context"
 	"fmt"
-	"os"
 
 	"github.com/containerd/errdefs"
 	golibvirt "github.com/digitalocean/go-libvirt"
@@ -32,7 +31,7 @@ func (d *Driver) Balloon(ctx context.Context, name string, memory uint64) error 
 }
 
 // Plug implements machine.Driver.
-func (d *Driver) Plug(context.Context, string, int, *os.File) error {
+func (d *Driver) Plug(context.Context, string, machine.PlugDisk) error {
 	return fmt.Errorf("libvirt opens disks by their paths, with its own user: set vm.driver = \"qmp\": %w", errdefs.ErrNotImplemented)
 }
 

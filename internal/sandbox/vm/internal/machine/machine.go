@@ -114,6 +114,17 @@ type Disk struct {
 	Base *Base `json:"base,omitempty"`
 }
 
+// PlugDisk is a raw disk that a running machine gets.
+type PlugDisk struct {
+	// LUN is the disk's number at the controller.
+	LUN int
+	// File is a file or a block device, open for writing unless ReadOnly is set. The caller closes it.
+	File     *os.File
+	ReadOnly bool
+	// LogicalBlock and PhysicalBlock are those of a Disk.
+	LogicalBlock, PhysicalBlock int
+}
+
 // Base is the read-only image below an overlay.
 type Base struct {
 	File
@@ -308,10 +319,9 @@ type Driver interface {
 	// the balloon, Balloon returns errdefs.ErrNotImplemented. If the guest releases too little, because it uses the
 	// memory, Balloon returns errdefs.ErrFailedPrecondition. In both cases the guest gets its earlier memory back.
 	Balloon(ctx context.Context, name string, memory uint64) error
-	// Plug adds a read-only raw disk with the given LUN to the controller of a running machine with Definition.Plug. The
-	// disk is gone when the machine ends. Plug does nothing if the machine has a disk with this LUN. A driver that cannot
-	// do it returns errdefs.ErrNotImplemented.
-	Plug(ctx context.Context, name string, lun int, file *os.File) error
+	// Plug adds a disk to the controller of a running machine with Definition.Plug. The disk is gone when the machine ends.
+	// Plug does nothing if the machine has a disk with this LUN. A driver that cannot do it returns errdefs.ErrNotImplemented.
+	Plug(ctx context.Context, name string, d PlugDisk) error
 	// Save pauses a running machine with Definition.Plug, without NICs and shares, and saves its memory and the state of
 	// its devices, but not its disks, in a directory that is empty. After that, the machine can only be destroyed. A
 	// driver that cannot do it returns errdefs.ErrNotImplemented.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
 )
 
@@ -17,7 +18,7 @@ import (
 const plugController, plugPort = "plug", "late"
 
 // Plug implements machine.Driver.
-func (d *Driver) Plug(ctx context.Context, name string, lun int, file *os.File) error {
+func (d *Driver) Plug(ctx context.Context, name string, disk machine.PlugDisk) error {
 	r, def, err := d.running(name)
 	if err != nil {
 		return err
@@ -25,21 +26,29 @@ func (d *Driver) Plug(ctx context.Context, name string, lun int, file *os.File) 
 	if !def.Plug {
 		return fmt.Errorf("machine %.64s has no controller for further disks: %w", name, errdefs.ErrFailedPrecondition)
 	}
-	node := fmt.Sprintf("plug%d", lun)
-	if err := r.plugNode(ctx, node, file); err != nil {
+	node := fmt.Sprintf("plug%d", disk.LUN)
+	if err := r.plugNode(ctx, node, disk); err != nil {
 		return fmt.Errorf("plug in a disk: %w", err)
 	}
-	err = r.ask(ctx, "device_add", map[string]any{
-		"driver": "scsi-hd", "bus": plugController + ".0", "lun": lun, "drive": node, "id": "disk-" + node, "serial": node,
-	}, nil)
-	if err != nil && !duplicate(err) {
+	device := map[string]any{
+		"driver": "scsi-hd", "bus": plugController + ".0", "lun": disk.LUN, "drive": node, "id": "disk-" + node, "serial": node,
+	}
+	if disk.LogicalBlock > 0 {
+		device["logical_block_size"], device["physical_block_size"] = disk.LogicalBlock, disk.PhysicalBlock
+	}
+	if disk.ReadOnly {
+		device["share-rw"] = true // others can write to the device, for example a container of the same pod
+	} else { // as in command.disk
+		device["werror"], device["rerror"] = "report", "report"
+	}
+	if err := r.ask(ctx, "device_add", device, nil); err != nil && !duplicate(err) {
 		return fmt.Errorf("plug in a disk: %w", err)
 	}
 	return nil
 }
 
-// plugNode adds a block node for a file, which QEMU receives as a descriptor, unless the node exists.
-func (r *run) plugNode(ctx context.Context, node string, file *os.File) error {
+// plugNode adds a block node for a disk's file, which QEMU receives as a descriptor, unless the node exists.
+func (r *run) plugNode(ctx context.Context, node string, disk machine.PlugDisk) error {
 	var nodes []struct {
 		Name string `json:"node-name"`
 	}
@@ -51,15 +60,23 @@ func (r *run) plugNode(ctx context.Context, node string, file *os.File) error {
 			return nil
 		}
 	}
+	info, err := disk.File.Stat()
+	if err != nil {
+		return err
+	}
+	driver := "file"
+	if info.Mode()&os.ModeDevice != 0 {
+		driver = "host_device"
+	}
 	var set struct {
 		ID int `json:"fdset-id"`
 	}
-	if err := r.askFile(ctx, "add-fd", map[string]any{"opaque": node}, file, &set); err != nil {
+	if err := r.askFile(ctx, "add-fd", map[string]any{"opaque": node}, disk.File, &set); err != nil {
 		return err
 	}
-	err := r.ask(ctx, "blockdev-add", map[string]any{
-		"driver": "raw", "node-name": node, "read-only": true,
-		"file": map[string]any{"driver": "file", "filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "read-only": true},
+	err = r.ask(ctx, "blockdev-add", map[string]any{
+		"driver": "raw", "node-name": node, "read-only": disk.ReadOnly, "discard": "unmap",
+		"file": map[string]any{"driver": driver, "filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "read-only": disk.ReadOnly, "discard": "unmap"},
 	}, nil)
 	if err != nil {
 		return errors.Join(err, r.ask(context.WithoutCancel(ctx), "remove-fd", map[string]any{"fdset-id": set.ID}, nil))

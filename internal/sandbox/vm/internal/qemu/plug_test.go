@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // TestPlugGivesUp: QEMU does not keep the file of a disk whose caller went away before the disk was plugged in.
@@ -71,7 +72,7 @@ func plugGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if err := r.plugNode(ctx, "plug0", file); !errors.Is(err, context.Canceled) {
+	if err := r.plugNode(ctx, "plug0", machine.PlugDisk{File: file, ReadOnly: true}); !errors.Is(err, context.Canceled) {
 		t.Errorf("error: got %v, want that the caller went away", err)
 	}
 	r.disconnected()
