@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -379,6 +380,11 @@ func makeVolumes(t *testing.T) string {
 	if err := syscall.Mknod(filepath.Join(dir, "owners", "socket"), syscall.S_IFSOCK|0o666, 0); err != nil {
 		t.Fatal(err)
 	}
+	write("group/kept", "kept\n", 0o660, 0, 2000) // what a kubelet makes of a volume with the fsGroup 2000
+	write("group/theirs", "theirs\n", 0o600, 0, 0)
+	if err := errors.Join(os.Chown(filepath.Join(dir, "group"), 0, 2000), os.Chmod(filepath.Join(dir, "group"), 0o775|os.ModeSetgid)); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Mkdir(filepath.Join(dir, "empty"), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -434,6 +440,9 @@ var volumeRows = []equalRow{
 	{name: "volume in a volume", script: "cat /mnt/inner/file; ls -n /mnt | awk '{print $1, $3, $9}'; echo x >/mnt/inner/y", want: "private", code: 0, options: options(volume("private", "/mnt/inner"), volume("empty", "/mnt")), act: onNodeWhenDone("empty")},
 	{name: "paths of volumes", script: "cat /linked/seed; cat /part/file; cd /part; ls ..; pwd; stat -c '%a %u %g' /missing; echo x >/missing/x", want: "from the node", options: options(volume("alias", "/linked"), volume("data/moved", "/part"), volume("missing", "/missing")), act: onNodeWhenDone("missing")},
 	{name: "another user's volume", script: "cat /mnt/file; echo x >/mnt/x; echo y >/tmp2/y; stat -c '%a %u %g' /tmp2/y", want: "private", code: 0, options: options(volume("private", "/mnt"), volume("empty", "/tmp2"), harness.Security(func(s *security) { s.RunAsUser = value(1000) })), act: onNodeWhenDone("empty")},
+	{name: "volume of the pod's group", script: "id -G; echo x >/mnt/x && mkdir /mnt/d && echo y >/mnt/d/y && mv /mnt/x /mnt/z && stat -c '%A %u %g' /mnt/z /mnt/d /mnt/d/y; ln -s z /mnt/l; rm /mnt/d/y; cat /mnt/kept; echo more >>/mnt/kept; echo x >/mnt/theirs; ls /mnt", want: "drwxr-sr-x 1000 2000", options: options(volume("group", "/mnt"), harness.Security(func(s *security) {
+		s.RunAsUser, s.RunAsGroup, s.SupplementalGroups = value(1000), value(1000), []int64{2000}
+	})), act: onNodeWhenDone("group")},
 	{name: "big file", script: "dd if=/dev/zero of=/mnt/big bs=64k count=100 2>/dev/null; head -c 3000000 /bin/busybox | md5sum; for i in 1 2 3; do head -c 1000000 /bin/busybox; done >>/mnt/big; md5sum /mnt/big; for i in $(seq 300); do echo $i >/mnt/$i; done; ls /mnt | wc -l; cat /mnt/[0-9]* | md5sum; rm /mnt/[0-9]*; ls /mnt | wc -l", want: "-", options: options(volume("empty", "/mnt")), act: onNodeWhenDone("empty")},
 	{name: "owners", script: "chown 1000:1000 /mnt/file; stat -c %F /mnt/socket; echo ready; " + idle, want: "1000:1000", options: options(volume("owners", "/mnt")), act: func(c *equalRun) string {
 		c.WaitLog("ready")

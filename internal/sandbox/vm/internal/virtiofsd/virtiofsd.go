@@ -42,6 +42,10 @@ func Find(configured string) (string, error) {
 	return "", fmt.Errorf("no virtiofsd at %v; install it (Debian 12: qemu-system-common), or set vm.virtiofsd: %w", candidates, errdefs.ErrNotFound)
 }
 
+// setpriv is the program of util-linux that sets the securebits of virtiofsd. They are those of the new user namespace, so the
+// daemon cannot set them beforehand.
+const setpriv = "setpriv"
+
 // SocketName is the name of the socket in Options.Dir. The socket exists only while the connection between virtiofsd
 // and QEMU is being made.
 const SocketName = "virtiofs.sock"
@@ -141,8 +145,12 @@ func (o Options) logFile(i int) string {
 //
 // virtiofsd keeps the capabilities of its user namespace except mknod and setfcap. Extended attributes stay off,
 // because virtiofsd cannot allow user.* without also allowing security.*.
+//
+// virtiofsd creates files as the guest's user, but does not know the user's supplementary groups (QEMU's virtiofsd). With
+// no_setuid_fixup it keeps its capabilities meanwhile, so that only the guest's kernel, which knows the groups, checks the
+// permissions. Otherwise a user could not create files in a volume of the pod's group (fsGroup).
 func (o Options) command(mapped bool) *exec.Cmd {
-	cmd := exec.Command(o.Program, // no context, because virtiofsd outlives the daemon
+	cmd := exec.Command(setpriv, "--securebits=+no_setuid_fixup", "--", o.Program, // no context, because virtiofsd outlives the daemon
 		"-f", fmt.Sprintf("--fd=%d", socketFD), fmt.Sprintf("--rlimit-nofile=%d", fileLimit()),
 		"-o", "source="+mountPoint+",sandbox=namespace,cache=auto,log_level=warn,modcaps=-mknod:-setfcap")
 	cmd.Env, cmd.Dir = confine.Environment(), "/"
