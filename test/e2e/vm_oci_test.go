@@ -58,11 +58,20 @@ func TestVMOCIPod(t *testing.T) {
 	if errs := harness.Text(hostile.Logs(), "stderr"); strings.Count(errs, "Read-only file system") != 2 {
 		t.Errorf("writes of a privileged container to the pod's share: got %q, want that both fail", errs)
 	}
+	clockwork := p.Run(harness.ContainerConfig("clockwork", harness.Busybox, harness.Shell("date -s @1000000000; echo set; sleep 3600"),
+		func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }))
+	clockwork.WaitLog("set")
 	d.Kill()
 	d.Start()
 	if out := two.Must("echo", "again"); out != "again\n" {
 		t.Errorf("output after a restart of the daemon: got %q", out)
 	}
+	harness.Eventually(t, harness.GuestTimeout, func() error { // a daemon that begins to watch a guest looks at its clock at once
+		if off := time.Since(clock(t, two)); off.Abs() > time.Minute {
+			return fmt.Errorf("the guest's clock is behind the node's by %s", off)
+		}
+		return nil
+	})
 	two.Stop(10 * time.Second)
 	if s := two.WaitExit(7); s.Reason != "Error" {
 		t.Errorf("status of the stopped container: got %v", s)

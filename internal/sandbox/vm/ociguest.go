@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -233,8 +234,13 @@ func (o *OCI) settle(ctx context.Context, p *sandbox.Pod) error {
 	return nil
 }
 
-// watchOnce reads the guest's events until the connection ends.
+// watchOnce reads the guest's events until the connection ends. Until then it keeps the guest's clock.
 func (o *OCI) watchOnce(ctx context.Context, p *sandbox.Pod) error {
+	var clock sync.WaitGroup
+	defer clock.Wait()
+	keeping, stop := context.WithCancel(ctx)
+	defer stop()
+	clock.Go(guard.Func(o.log, "clock of a guest", func() { o.keepClock(keeping, p.ID) }))
 	events := &lines{limit: maxEvent, line: func(line []byte) error {
 		var e guestapi.Event
 		if err := json.Unmarshal(line, &e); err != nil {

@@ -61,6 +61,19 @@ func setClock(behind time.Duration) error {
 	return os.NewSyscallError("settimeofday", unix.Settimeofday(&now))
 }
 
+// stepAbove is the difference above which a clock is set at once while containers run. Below, it becomes a little faster or
+// slower for some time, and never goes back.
+const stepAbove = 500 * time.Millisecond
+
+// adjustClock is setClock for a guest with running containers.
+func adjustClock(behind time.Duration) error {
+	if behind.Abs() > stepAbove {
+		return setClock(behind)
+	}
+	_, err := unix.Adjtimex(&unix.Timex{Modes: unix.ADJ_OFFSET_SINGLESHOT, Offset: behind.Microseconds()})
+	return os.NewSyscallError("adjtimex", err)
+}
+
 // configure gives the guest its network and the pod's volumes. It can be repeated.
 func configure(ctx context.Context, s guestapi.Setup) error {
 	ctx, cancel := context.WithTimeout(ctx, deviceTime)

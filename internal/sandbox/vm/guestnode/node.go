@@ -188,6 +188,13 @@ func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
 	case guestapi.MethodSync:
 		unix.Sync()
 		return 0, nil
+	case guestapi.MethodClock:
+		return 0, with(call, func(c guestapi.Clock) error {
+			if c.Behind == 0 {
+				return answer(call.Out, guestapi.Clock{Now: time.Now()}, nil)
+			}
+			return adjustClock(c.Behind)
+		})
 	case guestapi.MethodFreeze:
 		freeze()
 		return 0, nil

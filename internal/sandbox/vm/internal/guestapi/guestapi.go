@@ -31,6 +31,8 @@ const (
 	MethodFreeze Method = "freeze"
 	// MethodSync writes what the containers have written to the pod's volumes.
 	MethodSync Method = "sync"
+	// MethodClock: Clock. If Behind is 0, the answer is a Clock with Now, otherwise the guest's clock is corrected.
+	MethodClock Method = "clock"
 	// MethodCreate: Create → sandbox.Resolved.
 	MethodCreate Method = "create"
 	// MethodStart → sandbox.Status. MethodStop (Stop), MethodRemove → nothing.
@@ -84,6 +86,12 @@ type Setup struct {
 	// Seed is random data from the node, SeedSize bytes. Guests that continue from the same template would otherwise have the
 	// same random numbers.
 	Seed []byte `json:"seed"`
+}
+
+// Clock is the time of a guest, and how far its clock is behind the node's.
+type Clock struct {
+	Now    time.Time     `json:"now,omitzero"`
+	Behind time.Duration `json:"behind,omitempty"`
 }
 
 // Interface is a network interface of the guest, which finds it by its MAC address.
