@@ -23,6 +23,8 @@ type kernel struct {
 	vmlinuz []byte
 	// modules are the kernel modules by name. In the names, "-" is replaced by "_".
 	modules map[string][]byte
+	// files are their paths in the package, as moduleFile returns them.
+	files map[string]string
 	// builtin are the names of the modules that are part of the kernel itself.
 	builtin []string
 }
@@ -60,7 +62,7 @@ func readKernel(ctx context.Context, dir string, names []string, pkg string, wan
 	if err := c.Start(); err != nil {
 		return nil, err
 	}
-	k := &kernel{modules: map[string][]byte{}}
+	k := &kernel{modules: map[string][]byte{}, files: map[string]string{}}
 	err = k.read(out, want)
 	_, _ = io.Copy(io.Discard, out)
 	return k, errors.Join(err, c.Wait())
@@ -81,6 +83,7 @@ func (k *kernel) read(from io.Reader, want func(file string) bool) error {
 			if k.modules[moduleName(module)], err = io.ReadAll(r); err != nil {
 				return err
 			}
+			k.files[moduleName(module)] = moduleFile(name)
 		case strings.HasPrefix(name, "boot/vmlinuz-"):
 			if k.vmlinuz, err = io.ReadAll(r); err != nil {
 				return err
@@ -156,17 +159,12 @@ func (k *kernel) install(t tree) error {
 
 // closure appends the dependencies of a module, and then the module itself, to a list of modules in loading order.
 func (k *kernel) closure(order []string, name string) ([]string, error) {
-	data := k.modules[name]
-	if data == nil || slices.Contains(order, name) {
+	if k.modules[name] == nil || slices.Contains(order, name) {
 		return order, nil
 	}
-	f, err := elf.NewFile(bytes.NewReader(data))
+	info, err := k.modinfo(name)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	info, err := f.Section(".modinfo").Data()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, err
 	}
 	for field := range bytes.SplitSeq(info, []byte{0}) {
 		list, ok := strings.CutPrefix(string(field), "depends=")

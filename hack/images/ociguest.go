@@ -103,8 +103,12 @@ func newGuest(init, program []byte, k *kernel) (guestTrees, error) {
 	g.initramfs.dir(0o755, "dev", "sys") // mount points
 	g.root.file("usr/bin/tripod-guest", 0o755, program)
 	loaded, err1 := k.installAll(g.initramfs, rootModules, nil)
-	_, err2 := k.installAll(g.root, ociModules, loaded)
-	return g, errors.Join(err1, err2)
+	loaded, err2 := k.installAll(g.root, ociModules, loaded)
+	if err := errors.Join(err1, err2); err != nil {
+		return g, err
+	}
+	g.root.file("sbin/modprobe", 0o755, init) // which the kernel runs
+	return g, k.installDemanded(g.root, loaded)
 }
 
 // guestKey returns a text that contains everything that the guest of OCI pods depends on.

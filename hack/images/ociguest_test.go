@@ -67,6 +67,61 @@ func TestGuestModuleIsUnknown(t *testing.T) {
 	}
 }
 
+// TestModulesOnDemand: the guest has the modules that the kernel may ask for, by their names and aliases, with those that they
+// need, but none that is loaded anyway, and none for hardware.
+func TestModulesOnDemand(t *testing.T) {
+	k := fakeKernel(t, nil)
+	for file, m := range map[string]struct {
+		needs   string
+		aliases []string
+	}{
+		"drivers/net/tun":                    {"", []string{"devname:net/tun", "char-major-10-200"}},
+		"net/ipv4/netfilter/iptable_nat":     {"ip_tables,nf-nat", nil},
+		"net/ipv4/netfilter/ip_tables":       {"x_tables", []string{"ipt_icmp"}},
+		"net/netfilter/x_tables":             {"", nil},
+		"net/netfilter/nf_nat":               {"erofs", nil},
+		"crypto/a":                           {"", []string{"crypto-aes"}},
+		"crypto/b":                           {"", []string{"crypto-aes"}},
+		"drivers/net/ethernet/vendor/driver": {"", []string{"pci:v00008086d*"}},
+		"net/ipv6/other":                     {"", []string{"pci:v00001AF4d*"}},
+	} {
+		name := moduleName(filepath.Base(file))
+		k.modules[name], k.files[name] = fakeModule(t, m.needs, m.aliases...), file
+	}
+	g, err := newGuest([]byte("init"), nil, k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `a /lib/modules/a.ko
+b /lib/modules/b.ko
+char_major_10_200 /lib/modules/tun.ko
+crypto_aes /lib/modules/a.ko
+crypto_aes /lib/modules/b.ko
+devname:net/tun /lib/modules/tun.ko
+ip_tables /lib/modules/x_tables.ko /lib/modules/ip_tables.ko
+ipt_icmp /lib/modules/x_tables.ko /lib/modules/ip_tables.ko
+iptable_nat /lib/modules/x_tables.ko /lib/modules/ip_tables.ko /lib/modules/nf_nat.ko /lib/modules/iptable_nat.ko
+nf_nat /lib/modules/nf_nat.ko
+other /lib/modules/other.ko
+tun /lib/modules/tun.ko
+x_tables /lib/modules/x_tables.ko
+`
+	if got := string(g.root["lib/modules/aliases"].data); got != want {
+		t.Errorf("aliases: got\n%s\nwant\n%s", got, want)
+	}
+	for path := range strings.FieldsSeq(want) {
+		if path, isFile := strings.CutPrefix(path, "/"); isFile && g.root[path] == nil {
+			t.Errorf("%s is missing", path)
+		}
+	}
+	if g.root["lib/modules/driver.ko"] != nil {
+		t.Error("the guest has a driver of hardware")
+	}
+	if e := g.root["sbin/modprobe"]; e == nil || e.mode != 0o755 || string(e.data) != "init" {
+		t.Errorf("modprobe on the root disk: got %+v", e)
+	}
+}
+
 // TestErofs: the same tree makes the same disk, wherever and when it is made.
 func TestErofs(t *testing.T) {
 	a := tree{}
@@ -114,7 +169,7 @@ func moduleList(t *testing.T, from tree) (names []string) {
 // fakeKernel returns a kernel with all modules of the guest. The map has the modules that modules need.
 func fakeKernel(t *testing.T, needs map[string]string) *kernel {
 	t.Helper()
-	k := &kernel{modules: map[string][]byte{}}
+	k := &kernel{modules: map[string][]byte{}, files: map[string]string{}}
 	for _, n := range slices.Concat(rootModules, ociModules) {
 		k.modules[n] = fakeModule(t, needs[n])
 		for need := range strings.SplitSeq(needs[n], ",") {
@@ -126,11 +181,14 @@ func fakeKernel(t *testing.T, needs map[string]string) *kernel {
 	return k
 }
 
-// fakeModule returns an ELF file with no more than the section that names a module's dependencies.
-func fakeModule(t *testing.T, needs string) []byte {
+// fakeModule returns an ELF file with no more than the section that names a module's dependencies and aliases.
+func fakeModule(t *testing.T, needs string, aliases ...string) []byte {
 	t.Helper()
 	const names = "\x00.modinfo\x00.shstrtab\x00"
 	info := "license=GPL\x00depends=" + needs + "\x00"
+	for _, a := range aliases {
+		info += "alias=" + a + "\x00"
+	}
 	header := elf.Header64{Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Ehsize: 64, Shentsize: 64, Shnum: 3, Shstrndx: 2}
 	copy(header.Ident[:], elf.ELFMAG+"\x02\x01\x01")
 	header.Shoff = uint64(64 + len(info) + len(names))

@@ -59,6 +59,26 @@ func TestVMOCIDevices(t *testing.T) {
 	}
 }
 
+// TestVMOCIModules: the guest's kernel loads modules when containers need them: for a tunnel's device, for links and for the
+// rules with which service meshes redirect connections. The programs and libraries are the node's.
+func TestVMOCIModules(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VMOCI(t))
+	p := d.RunPodWith(t, harness.PodConfig(t, "modules"), harness.OCIHandler)
+	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("echo redirected >/tmp/page; exec httpd -f -p 8080 -h /tmp"), withDevice("/dev/net/tun", "/dev/net/tun"),
+		harness.Security(func(s *security) { s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"NET_ADMIN"}} }),
+		readonly("/usr", "/usr"), readonly("/usr/lib", "/lib"), readonly("/usr/lib64", "/lib64")))
+	c.Must("sh", "-ec", `: <>/dev/net/tun
+		for kind in bridge dummy wireguard; do ip link add $kind type $kind; ip link show $kind; done
+		ip link add one type veth peer name two`)
+	for _, iptables := range []string{"iptables-nft", "iptables-legacy"} {
+		c.Must("sh", "-ec", iptables+` -t nat -A OUTPUT -p tcp --dport 81 -m comment --comment test -m owner --uid-owner 0 -j REDIRECT --to-ports 8080
+			wget -qO- http://127.0.0.1:81/page; `+iptables+` -t nat -D OUTPUT 1`)
+	}
+	if _, stderr, code := c.ExecSync("ip", "link", "add", "x", "type", "nonsense"); code == 0 || !strings.Contains(stderr, "not supported") {
+		t.Errorf("a link of an unknown kind: got code %d, stderr %q; want \"not supported\"", code, stderr)
+	}
+}
+
 // TestVMOCIDevicesRefused: machines do not get devices of the node that are not block devices, and no two machines get the
 // same one to write to.
 func TestVMOCIDevicesRefused(t *testing.T) {

@@ -84,7 +84,7 @@ var guestDevices = []string{
 // refused, except for those that each kernel has.
 func (o *OCI) plugDevices(ctx context.Context, pod *ociPod, devices []*runtimeapi.Device) (disks []guestapi.Device, err error) {
 	for i, d := range devices {
-		if slices.Contains(guestDevices, path.Clean(d.GetHostPath())) {
+		if d.HostPath = path.Clean(d.GetHostPath()); slices.Contains(guestDevices, d.HostPath) {
 			continue
 		}
 		lun, err := o.plugDevice(ctx, pod, d)

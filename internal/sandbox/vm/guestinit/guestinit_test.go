@@ -126,3 +126,16 @@ func TestReap(t *testing.T) {
 		t.Errorf("status of a killed process: got %q, want %q", got, want)
 	}
 }
+
+// TestModulesOf: modules are found by the whole of a name, in which - and _ are equal.
+func TestModulesOf(t *testing.T) {
+	const list = "crypto_aes /a.ko\ncrypto_aes /b.ko\nip_tables /x.ko /ip.ko\nnothing\n"
+	for name, want := range map[string][][]string{
+		"ip_tables": {{"/x.ko", "/ip.ko"}}, "ip-tables": {{"/x.ko", "/ip.ko"}}, "crypto-aes": {{"/a.ko"}, {"/b.ko"}},
+		"ip": nil, "nothing": nil, "": nil, "/x.ko": nil,
+	} {
+		if got := modulesOf(list, name); !slices.EqualFunc(got, want, slices.Equal[[]string]) {
+			t.Errorf("modulesOf %q: got %q, want %q", name, got, want)
+		}
+	}
+}

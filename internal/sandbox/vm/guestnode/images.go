@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/guestinit"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 )
 
@@ -97,9 +100,16 @@ func withDisk(ctx context.Context, lun int, use func(device string) error) error
 	}
 }
 
-// findDevices gives the container's block devices the names that they have in the guest.
+// findDevices gives the container's block devices the names that they have in the guest. It loads the module of another device
+// that is missing, such as /dev/net/tun.
 func findDevices(ctx context.Context, c guestapi.Create) error {
 	devices := c.Container.Config.GetDevices()
+	for i, d := range devices {
+		isDisk := slices.ContainsFunc(c.Devices, func(d guestapi.Device) bool { return d.Index == i })
+		if _, err := os.Stat(d.GetHostPath()); !isDisk && errors.Is(err, os.ErrNotExist) {
+			_ = guestinit.LoadModule("devname:" + strings.TrimPrefix(d.GetHostPath(), "/dev/")) // without it, there is no such device
+		}
+	}
 	for _, d := range c.Devices {
 		err := withDisk(ctx, d.LUN, func(device string) error {
 			_, err := os.Stat(device)

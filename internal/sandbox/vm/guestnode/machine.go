@@ -8,12 +8,14 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/guestinit"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
@@ -207,6 +209,21 @@ func configureInterface(ctx context.Context, i guestapi.Interface) error {
 		}
 	}
 	return nil
+}
+
+// loadTables loads the modules of iptables for a container that may use it, unless they are loaded. The kernel loads all others
+// when they are needed, but expects these from the program iptables (xtables-legacy), which is in a container without them.
+func loadTables(s *runtimeapi.LinuxContainerSecurityContext) {
+	mayUse := s.GetPrivileged() || slices.ContainsFunc(s.GetCapabilities().GetAddCapabilities(), func(name string) bool {
+		name = strings.TrimPrefix(strings.ToUpper(name), "CAP_")
+		return name == "NET_ADMIN" || name == "ALL"
+	})
+	if !mayUse {
+		return
+	}
+	for _, name := range []string{"ip_tables", "ip6_tables"} {
+		_ = guestinit.LoadModule(name) // without it, iptables reports what is missing
+	}
 }
 
 // linkOf returns the interface with a MAC address.

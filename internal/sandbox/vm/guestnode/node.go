@@ -327,6 +327,7 @@ func (n *Node) create(ctx context.Context, p *sandbox.Pod, c guestapi.Create, ou
 	if err := n.backend.Validate(p, &c.Container.Container); err != nil {
 		return err
 	}
+	loadTables(c.Container.Config.GetLinux().GetSecurityContext())
 	if err := n.setContainer(c); err != nil {
 		return err
 	}
