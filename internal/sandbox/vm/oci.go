@@ -166,6 +166,9 @@ type ociPod struct {
 	volumes sync.Mutex // held while volumes are mounted and unmounted
 
 	sessions atomic.Int32 // see maxSessions
+
+	layersMu sync.Mutex
+	layers   map[string]ociLayer // of the running containers that the guest was asked about
 }
 
 // Close ends the connections to the guests. The machines keep running.

@@ -21,7 +21,6 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
-	"github.com/tripod-run/tripod/internal/stats"
 )
 
 var (
@@ -471,6 +470,7 @@ func (o *OCI) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 	if err := o.unshare(p.ID, c.ID); err != nil {
 		return err
 	}
+	o.machines.sampler.Forget(c.ID)
 	return errors.Join(ledger.RemoveFile(o.cursorFile(p.ID, c.ID)), o.ledger.Remove(p.ID, c.ID))
 }
 
@@ -583,21 +583,4 @@ func (o *OCI) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 	config.LogPath, config.Mounts = c.ID+".log", nil
 	inner := guestapi.Container{Container: sandbox.Container{ID: c.ID, ImageID: c.ImageID, Config: config, Adjustment: c.Adjustment}}
 	return o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodUpdate, Container: c.ID}, inner, nil)
-}
-
-// ContainerStats implements sandbox.StatsProvider.
-func (o *OCI) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
-	result := &runtimeapi.ContainerStats{}
-	if _, err := o.running(p.ID); err != nil {
-		return result, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	return result, o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStats, Container: c.ID}, nil, result)
-}
-
-// ContainerSamples implements sandbox.StatsProvider. It returns no samples beyond the statistics.
-func (o *OCI) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
-	result, err := o.ContainerStats(ctx, p, c)
-	return result, nil, err
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // fakeGuest is the guest of pod "p". Its function answers each call, and writes to out like the guest.
@@ -117,9 +118,11 @@ func newOCIRig(t *testing.T, guest *fakeGuest) *ociRig {
 		must(os.MkdirAll(d, 0o700))
 	}
 	ctx, end := context.WithCancel(context.Background())
-	machines := &Backend{ctx: ctx, end: end, cfg: cfg, log: log, sandboxes: map[string]*pod{}}
+	machines := &Backend{ctx: ctx, end: end, cfg: cfg, log: log, sampler: stats.NewSampler(8), sandboxes: map[string]*pod{}}
 	machines.ledger = ledger.New[state, life](format, func(_, id string) string { return filepath.Join(dir, id+".json") }, log)
-	must(machines.ledger.Create("p", "p", state{}))
+	must(machines.ledger.Create("p", "p", state{
+		Record: ledger.Record{ID: "p", StartedAt: time.Now()}, Definition: machine.Definition{CPUs: 2, Memory: 256<<20 + guestOverhead},
+	}))
 	machines.ledger.Loaded("p").Adopt(&life{ended: make(chan struct{})})
 	r.OCI = &OCI{machines: machines, log: log, pods: map[string]*ociPod{"p": {pod: r.pod, watching: true}}}
 	r.ledger = ledger.New[ociState, ociLife](format, r.containerFile, log)

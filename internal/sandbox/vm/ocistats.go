@@ -1,0 +1,183 @@
+package vm
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+const (
+	// scratchOwn is what a scratch disk can take in bytes beyond the writable layers: tables of its file system, and logs that
+	// are not read yet.
+	scratchOwn = 256 << 20
+	// mostCount is the largest count that is reported. A float64 has it exactly.
+	mostCount = 1 << 53
+)
+
+// ociLayer is what the guest has said about a container's writable layer, and what the scratch disk took on the node just
+// before. Both are in bytes.
+type ociLayer struct{ used, disk uint64 }
+
+// ContainerStats implements sandbox.StatsProvider. The numbers are the guest's, as far as they can be true; the times and the
+// file system are the node's. If the guest does not answer, only the writable layer is reported.
+func (o *OCI) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
+	result := &runtimeapi.ContainerStats{}
+	pod, err := o.running(p.ID)
+	if err != nil {
+		return result, nil
+	}
+	h, err := o.machines.ledger.Find(p.ID, p.ID)
+	if h == nil {
+		return result, err
+	}
+	s, _ := h.Snapshot()
+	layer := ociLayer{disk: o.scratchUse(p.ID)}
+	asking, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	said := &runtimeapi.ContainerStats{}
+	if err := o.call(asking, p.ID, guestapi.Request{Method: guestapi.MethodStats, Container: c.ID}, nil, said); err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		o.log.Debug("a guest does not say what a container uses", "container", c.ID, "err", err)
+		said = &runtimeapi.ContainerStats{}
+	}
+	layer.used = min(said.GetWritableLayer().GetUsedBytes().GetValue(), scratchSize)
+	b := newStatsBounds(s.Definition, s.StartedAt)
+	result.Cpu, result.Memory, result.Swap, result.Io = b.cpu(c.ID, said.Cpu, o.machines.sampler), b.memory(said.Memory), b.swap(said.Swap), b.io(said.Io)
+	result.WritableLayer = &runtimeapi.FilesystemUsage{
+		Timestamp:  b.now.UnixNano(),
+		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: o.machines.cfg.Root},
+		UsedBytes:  &runtimeapi.UInt64Value{Value: o.layerUse(pod, p.ID, c.ID, layer)},
+		InodesUsed: &runtimeapi.UInt64Value{Value: 1}, // the disk is a file
+	}
+	return result, nil
+}
+
+// ContainerSamples implements sandbox.StatsProvider. It returns no samples beyond the statistics.
+func (o *OCI) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+	result, err := o.ContainerStats(ctx, p, c)
+	return result, nil, err
+}
+
+// scratchUse returns what a pod's scratch disk takes on the node, in bytes.
+func (o *OCI) scratchUse(pod string) uint64 {
+	var st unix.Stat_t
+	if err := unix.Stat(o.machines.cfg.scratchFile(pod, guestapi.ScratchSerial), &st); err != nil {
+		return 0
+	}
+	return uint64(st.Blocks) * 512
+}
+
+// layerUse records what the guest says about a layer and returns what the container uses. What the disk takes beyond all
+// layers and scratchOwn is added to the running container with the lowest ID, so that a guest cannot hide it. This waits
+// until the guest was asked about all running containers. The disk's least use at these times counts, because what one
+// container has written after the guest was asked about it would be added to another one.
+func (o *OCI) layerUse(pod *ociPod, podID, id string, layer ociLayer) uint64 {
+	var running []string
+	for _, h := range o.ledger.All() {
+		if _, l := h.Snapshot(); l != nil && h.PodID == podID {
+			running = append(running, h.ID)
+		}
+	}
+	if !slices.Contains(running, id) {
+		return layer.used
+	}
+	pod.layersMu.Lock()
+	defer pod.layersMu.Unlock()
+	layers := map[string]ociLayer{}
+	for _, other := range running {
+		if known, ok := pod.layers[other]; ok {
+			layers[other] = known
+		}
+	}
+	layers[id], pod.layers = layer, layers
+	if id != slices.Min(running) || len(layers) < len(running) {
+		return layer.used
+	}
+	disk, all := layer.disk, uint64(scratchOwn)
+	for _, l := range layers {
+		disk, all = min(disk, l.disk), all+l.used
+	}
+	return layer.used + disk - min(all, disk)
+}
+
+// statsBounds bounds the numbers of a guest by what its machine has.
+type statsBounds struct {
+	now   time.Time
+	age   uint64 // of the machine, in nanoseconds
+	cpus  uint64
+	bytes uint64 // of memory
+}
+
+func newStatsBounds(d machine.Definition, started time.Time) statsBounds {
+	now := time.Now()
+	return statsBounds{now: now, age: uint64(max(now.Sub(started), 0)), cpus: uint64(d.CPUs), bytes: d.Memory}
+}
+
+func atMost(v *runtimeapi.UInt64Value, most uint64) *runtimeapi.UInt64Value {
+	if v == nil {
+		return nil
+	}
+	return &runtimeapi.UInt64Value{Value: min(v.Value, most)}
+}
+
+// cpu computes the rate on the node, from what the guest has used by the node's clock.
+func (b statsBounds) cpu(id string, said *runtimeapi.CpuUsage, rates *stats.Sampler) *runtimeapi.CpuUsage {
+	if said == nil {
+		return nil
+	}
+	u := &runtimeapi.CpuUsage{Timestamp: b.now.UnixNano(), UsageCoreNanoSeconds: atMost(said.UsageCoreNanoSeconds, b.age*b.cpus), Psi: b.psi(said.Psi)}
+	if rate, ok := rates.NanoCores(id, b.now, u.UsageCoreNanoSeconds.GetValue()); ok {
+		u.UsageNanoCores = &runtimeapi.UInt64Value{Value: min(rate, b.cpus*uint64(time.Second))}
+	}
+	return u
+}
+
+func (b statsBounds) memory(said *runtimeapi.MemoryUsage) *runtimeapi.MemoryUsage {
+	if said == nil {
+		return nil
+	}
+	return &runtimeapi.MemoryUsage{
+		Timestamp: b.now.UnixNano(), WorkingSetBytes: atMost(said.WorkingSetBytes, b.bytes), AvailableBytes: atMost(said.AvailableBytes, b.bytes),
+		UsageBytes: atMost(said.UsageBytes, b.bytes), RssBytes: atMost(said.RssBytes, b.bytes),
+		PageFaults: atMost(said.PageFaults, mostCount), MajorPageFaults: atMost(said.MajorPageFaults, mostCount), Psi: b.psi(said.Psi),
+	}
+}
+
+func (b statsBounds) swap(said *runtimeapi.SwapUsage) *runtimeapi.SwapUsage {
+	if said == nil {
+		return nil
+	}
+	return &runtimeapi.SwapUsage{Timestamp: b.now.UnixNano(), SwapAvailableBytes: atMost(said.SwapAvailableBytes, b.bytes), SwapUsageBytes: atMost(said.SwapUsageBytes, b.bytes)}
+}
+
+func (b statsBounds) io(said *runtimeapi.IoUsage) *runtimeapi.IoUsage {
+	if said == nil {
+		return nil
+	}
+	return &runtimeapi.IoUsage{Timestamp: b.now.UnixNano(), Psi: b.psi(said.Psi)}
+}
+
+func (b statsBounds) psi(said *runtimeapi.PsiStats) *runtimeapi.PsiStats {
+	if said == nil {
+		return nil
+	}
+	return &runtimeapi.PsiStats{Full: b.stall(said.Full), Some: b.stall(said.Some)}
+}
+
+func (b statsBounds) stall(said *runtimeapi.PsiData) *runtimeapi.PsiData {
+	if said == nil {
+		return nil
+	}
+	percent := func(v float64) float64 { return min(max(v, 0), 100) }
+	return &runtimeapi.PsiData{Total: min(said.Total, b.age), Avg10: percent(said.Avg10), Avg60: percent(said.Avg60), Avg300: percent(said.Avg300)}
+}
