@@ -162,6 +162,7 @@ type ociPod struct {
 	// watching is set when the pod's events are watched. stopping means that the end of the machine is no news.
 	watching, stopping bool
 
+	cpus    sync.Mutex // held while the machine gets its CPUs
 	disks   sync.Mutex // held while disks are plugged in, which can take as long as to make one
 	volumes sync.Mutex // held while volumes are mounted and unmounted
 
@@ -219,7 +220,7 @@ func (o *OCI) machine(p *sandbox.Pod) (*sandbox.Pod, *sandbox.Container) {
 		res.MemoryLimitInBytes = int64(o.machines.cfg.VM.DefaultMemory)
 	}
 	res.MemoryLimitInBytes += guestOverhead
-	res.Unified, res.HugepageLimits = nil, nil // the guest's cgroups have them
+	res.Unified, res.HugepageLimits = nil, nil // the guest's cgroups have the one, nobody the other
 	machine := *p
 	machine.Config = config
 	return &machine, &sandbox.Container{
@@ -370,6 +371,8 @@ func guestPod(p *sandbox.Pod) (*sandbox.Pod, error) {
 	config.DnsConfig, config.LogDirectory, config.PortMappings = dns, guestapi.Logs, nil
 	if config.Linux != nil {
 		config.Linux.CgroupParent = ""
+		guestResources(config.Linux.Resources)
+		guestResources(config.Linux.Overhead)
 	}
 	config.Hostname = cmp.Or(config.GetHostname(), config.GetMetadata().GetName())
 	inner := *p
@@ -532,6 +535,11 @@ func (o *OCI) UpdateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	mp, mc := o.machine(p)
 	if err := o.machines.UpdateContainer(ctx, mp, mc); err != nil {
 		return err
+	}
+	if pod, err := o.running(p.ID); err == nil {
+		if err := o.place(pod, p, nil); err != nil {
+			return err
+		}
 	}
 	inner, err := guestPod(p)
 	if err != nil {

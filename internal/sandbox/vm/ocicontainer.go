@@ -38,6 +38,8 @@ type ociState struct {
 	// GuestStart is when the run began by the guest's clock. Reports about earlier runs have earlier times.
 	GuestStart time.Time   `json:"guestStart,omitzero"`
 	Resolved   ociResolved `json:"resolved"`
+	// Granted are those of the container's resources that concern the machine.
+	Granted ociGranted `json:"granted,omitzero"`
 }
 
 // ociResolved is a sandbox.Resolved in stored form.
@@ -105,6 +107,10 @@ func (o *OCI) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
+	granted := grantedTo(c)
+	if err := o.place(pod, p, map[string]ociGranted{c.ID: granted}); err != nil {
+		return sandbox.Resolved{}, err
+	}
 	if err := fpOCIPlugged.Hit(ctx); err != nil {
 		return sandbox.Resolved{}, err
 	}
@@ -116,7 +122,7 @@ func (o *OCI) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 	if err := os.MkdirAll(filepath.Dir(o.containerFile(p.ID, c.ID)), 0o700); err != nil {
 		return sandbox.Resolved{}, sandbox.DiskError(err)
 	}
-	err = o.ledger.Create(p.ID, c.ID, ociState{Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Resolved: ociResolved{
+	err = o.ledger.Create(p.ID, c.ID, ociState{Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Granted: granted, Resolved: ociResolved{
 		User: resolved.User, Mounts: resolved.Mounts, StopSignal: resolved.StopSignal, SwapLimited: resolved.SwapLimited,
 	}})
 	if err != nil {
@@ -142,6 +148,7 @@ func (o *OCI) inGuest(ctx context.Context, pod *ociPod, c *sandbox.Container) (g
 		return guestapi.Create{}, err
 	}
 	config.LogPath = c.ID + ".log"
+	guestResources(config.GetLinux().GetResources())
 	if create.Devices, err = o.plugDevices(ctx, pod, config.GetDevices()); err != nil {
 		return guestapi.Create{}, err
 	}
@@ -321,6 +328,7 @@ func (o *OCI) end(h *ociHandle, l *ociLife, status sandbox.Status) {
 			p := plausible(status)
 			s.Exit(p.FinishedAt, p.ExitCode, p.Reason, p.Message)
 		})
+		o.leave(l.pod)
 		if current { // before those who wait for the end, one of whom reports the end of the pod
 			o.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: recorded})
 		}
@@ -579,8 +587,24 @@ func (o *OCI) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Container)
 
 // UpdateContainer implements sandbox.Updater.
 func (o *OCI) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	h, err := o.ledger.Get(p.ID, c.ID)
+	if err != nil {
+		return err
+	}
+	pod, err := o.running(p.ID)
+	if err != nil {
+		return err
+	}
+	granted := grantedTo(c)
+	if err := o.place(pod, p, map[string]ociGranted{c.ID: granted}); err != nil {
+		return err
+	}
 	config := proto.CloneOf(c.Config)
 	config.LogPath, config.Mounts = c.ID+".log", nil
+	guestResources(config.GetLinux().GetResources())
 	inner := guestapi.Container{Container: sandbox.Container{ID: c.ID, ImageID: c.ImageID, Config: config, Adjustment: c.Adjustment}}
-	return o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodUpdate, Container: c.ID}, inner, nil)
+	if err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodUpdate, Container: c.ID}, inner, nil); err != nil {
+		return err
+	}
+	return h.Set(func(s *ociState) { s.Granted = granted })
 }

@@ -89,6 +89,8 @@ func (d *doomed) Destroy(context.Context, string) error {
 	return errdefs.ErrInternal
 }
 
+func (d *doomed) Plug(context.Context, string, machine.PlugDisk) error { return nil }
+
 // ociRig is a backend with a pod "p", whose machine runs, and its running container "c". No process is started.
 type ociRig struct {
 	*OCI
@@ -114,7 +116,7 @@ func newOCIRig(t *testing.T, guest *fakeGuest) *ociRig {
 	r.pod = &sandbox.Pod{ID: "p", Config: &runtimeapi.PodSandboxConfig{LogDirectory: filepath.Dir(r.logFile)}}
 	r.container = &sandbox.Container{ID: "c", Config: &runtimeapi.ContainerConfig{LogPath: "c.log"}}
 	cfg := settings{Config: Config{Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")}, Driver: r.driver, Logger: log}
-	for _, d := range []string{cfg.podsDir(), filepath.Join(cfg.Root, "oci", "p"), filepath.Dir(r.logFile)} {
+	for _, d := range []string{cfg.podsDir(), filepath.Join(cfg.Root, "oci", "p"), filepath.Join(cfg.RunDir, "oci", "p"), filepath.Dir(r.logFile)} {
 		must(os.MkdirAll(d, 0o700))
 	}
 	ctx, end := context.WithCancel(context.Background())
@@ -124,7 +126,7 @@ func newOCIRig(t *testing.T, guest *fakeGuest) *ociRig {
 		Record: ledger.Record{ID: "p", StartedAt: time.Now()}, Definition: machine.Definition{CPUs: 2, Memory: 256<<20 + guestOverhead},
 	}))
 	machines.ledger.Loaded("p").Adopt(&life{ended: make(chan struct{})})
-	r.OCI = &OCI{machines: machines, log: log, pods: map[string]*ociPod{"p": {pod: r.pod, watching: true}}}
+	r.OCI = &OCI{machines: machines, images: ociImages{}, log: log, pods: map[string]*ociPod{"p": {pod: r.pod, watching: true}}}
 	r.ledger = ledger.New[ociState, ociLife](format, r.containerFile, log)
 	r.guestOf = func(string) (guestAgent, error) { return guest, nil }
 	must(r.ledger.Create("p", "c", ociState{Record: ledger.Record{ID: "c", Phase: ledger.Created}}))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/cpuset"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
@@ -34,7 +35,23 @@ func (o *OCI) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	}
 	sc := c.Config.GetLinux().GetSecurityContext()
 	_, logErr := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath())
-	return errors.Join(logErr, validateOCISecurity(sc.GetNamespaceOptions(), sc.GetSeccomp(), sc.GetApparmor()), validateOCIContainer(c.Config))
+	return errors.Join(logErr, validateOCISecurity(sc.GetNamespaceOptions(), sc.GetSeccomp(), sc.GetApparmor()), validateOCIContainer(c.Config),
+		validateOCIResources(c.Config.GetLinux().GetResources()))
+}
+
+// validateOCIResources checks the resources that mean the node's hardware.
+func validateOCIResources(res *runtimeapi.LinuxContainerResources) error {
+	for field, list := range map[string]string{"cpuset_cpus": res.GetCpusetCpus(), "cpuset_mems": res.GetCpusetMems()} {
+		if _, err := cpuset.Parse(list); err != nil {
+			return fields.Invalid("linux.resources."+field, "%q is not a list like 0-4,9", list)
+		}
+	}
+	for _, limit := range res.GetHugepageLimits() {
+		if limit.GetLimit() > 0 {
+			return fields.Unsupported("linux.resources.hugepage_limits", "%d bytes of pages of %s: a guest has none of the node's huge pages", limit.GetLimit(), limit.GetPageSize())
+		}
+	}
+	return nil
 }
 
 func (o *OCI) validatePod(p *sandbox.Pod) error {
@@ -48,6 +65,9 @@ func (o *OCI) validatePod(p *sandbox.Pod) error {
 		return err
 	}
 	if err := validateResources(mc.Config.GetLinux().GetResources()); err != nil {
+		return err
+	}
+	if err := validateOCIResources(p.Config.GetLinux().GetResources()); err != nil {
 		return err
 	}
 	sc := p.Config.GetLinux().GetSecurityContext()

@@ -1,0 +1,92 @@
+package vm
+
+import (
+	"fmt"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/cpuset"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+)
+
+// ociGranted are those of a container's resources that concern its machine: the CPUs and memory nodes, which are the node's.
+type ociGranted struct {
+	CPUs string `json:"cpus,omitempty"`
+	Mems string `json:"mems,omitempty"`
+}
+
+func grantedTo(c *sandbox.Container) ociGranted {
+	res := c.Config.GetLinux().GetResources()
+	return ociGranted{CPUs: res.GetCpusetCpus(), Mems: res.GetCpusetMems()}
+}
+
+// guestResources removes the resources that mean the node's hardware. In the guest, the same numbers are other CPUs, or none.
+func guestResources(res *runtimeapi.LinuxContainerResources) {
+	if res != nil {
+		res.CpusetCpus, res.CpusetMems, res.HugepageLimits = "", "", nil
+	}
+}
+
+// place binds a pod's machine to the CPUs and memory nodes of the pod and of all its containers that have not ended. The
+// argument changed has the containers whose resources are about to be recorded. If nobody asks for CPUs, the machine keeps
+// those that it has.
+func (o *OCI) place(pod *ociPod, p *sandbox.Pod, changed map[string]ociGranted) error {
+	pod.cpus.Lock()
+	defer pod.cpus.Unlock()
+	res := p.Config.GetLinux().GetResources()
+	all := []ociGranted{{CPUs: res.GetCpusetCpus(), Mems: res.GetCpusetMems()}}
+	for _, h := range o.ledger.All() {
+		_, replaced := changed[h.ID]
+		if s, _ := h.Snapshot(); h.PodID == p.ID && !replaced && (s.Phase == ledger.Created || s.Phase == ledger.Started) {
+			all = append(all, s.Granted)
+		}
+	}
+	for _, granted := range changed {
+		all = append(all, granted)
+	}
+	var cpus, mems cpuset.CPUSet
+	for _, granted := range all {
+		of, err := granted.parse()
+		if err != nil {
+			return err
+		}
+		cpus, mems = cpus.Union(of.cpus), mems.Union(of.mems)
+	}
+	if cpus.IsEmpty() && mems.IsEmpty() {
+		return nil
+	}
+	sb, err := o.machines.sandbox(p.ID)
+	if err != nil {
+		return err
+	}
+	writes := cgroup.CPUSet(&runtimeapi.LinuxContainerResources{CpusetCpus: cpus.String(), CpusetMems: mems.String()})
+	if err := o.machines.cgroups.Apply(sb.state.Cgroup, writes); err != nil {
+		return fmt.Errorf("linux.resources.cpuset_cpus, cpuset_mems: bind the pod's machine to the CPUs %s and memory nodes %q: %w", cpus, mems, err)
+	}
+	return nil
+}
+
+// leave takes the CPUs of a container that has ended from its machine, unless another one has them too.
+func (o *OCI) leave(p *sandbox.Pod) {
+	pod, err := o.running(p.ID)
+	if err == nil {
+		err = o.place(pod, p, nil)
+	}
+	if err != nil {
+		o.log.Debug("a pod's machine keeps its CPUs", "pod", p.ID, "err", err)
+	}
+}
+
+type grantedSets struct{ cpus, mems cpuset.CPUSet }
+
+func (g ociGranted) parse() (s grantedSets, err error) {
+	if s.cpus, err = cpuset.Parse(g.CPUs); err != nil {
+		return s, fmt.Errorf("linux.resources.cpuset_cpus: %w", err)
+	}
+	if s.mems, err = cpuset.Parse(g.Mems); err != nil {
+		return s, fmt.Errorf("linux.resources.cpuset_mems: %w", err)
+	}
+	return s, nil
+}
