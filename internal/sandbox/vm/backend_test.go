@@ -19,6 +19,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
@@ -349,6 +350,35 @@ func TestUsers(t *testing.T) {
 		t.Errorf("CreateSandbox without a free user: error = %v, want ErrResourceExhausted", err)
 	}
 	r.must(r.RemoveSandbox(r.ctx(), p))
+}
+
+// TestCPUs: a machine without a CPU quota has as many CPUs as it asks for, if the node has them, and at least the default.
+func TestCPUs(t *testing.T) {
+	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM}}}
+	node := nodeCPUs()
+	if node < 1 {
+		t.Fatalf("CPUs of the node: got %d", node)
+	}
+	for name, c := range map[string]struct {
+		res      *runtimeapi.LinuxContainerResources
+		standard int
+		want     int
+	}{
+		"nothing":                  {nil, 1, 1},
+		"nothing, another default": {nil, 3, 3},
+		"best effort":              {&runtimeapi.LinuxContainerResources{CpuShares: 2}, 1, 1},
+		"half a CPU":               {&runtimeapi.LinuxContainerResources{CpuShares: 512}, 1, 1},
+		"more than one":            {&runtimeapi.LinuxContainerResources{CpuShares: 1025}, 1, min(2, node)},
+		"less than the default":    {&runtimeapi.LinuxContainerResources{CpuShares: 2048}, 3, 3},
+		"more than the node has":   {&runtimeapi.LinuxContainerResources{CpuShares: 262_144}, 1, node},
+		"exclusive CPUs":           {&runtimeapi.LinuxContainerResources{CpuShares: 2048, CpuQuota: -1, CpusetCpus: "0-1"}, 1, min(2, node)},
+		"a quota":                  {&runtimeapi.LinuxContainerResources{CpuShares: 2048, CpuQuota: 250_000, CpuPeriod: 100_000}, 1, 3},
+	} {
+		b.cfg.VM.DefaultCPUs = c.standard
+		if got := b.cpus(&plan{}, c.res); got != c.want {
+			t.Errorf("%s: got %d CPUs, want %d", name, got, c.want)
+		}
+	}
 }
 
 // TestUpdate: CPU limits and memory change in place, but a running guest gets no more memory than it was started with.

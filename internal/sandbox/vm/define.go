@@ -3,9 +3,12 @@ package vm
 import (
 	"encoding/hex"
 	"fmt"
+	"os"
+	"runtime"
 	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/cpuset"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
@@ -22,6 +25,8 @@ const (
 	// minUEFIMemory is the minimum memory in bytes of a guest that boots by UEFI. With 32 MiB, OVMF stops with an exception
 	// before it reports anything; with 48 MiB, it still boots.
 	minUEFIMemory = 64 << 20
+	// maxCPUs is the maximum number of CPUs that a machine has by its request. For more, QEMU would need an IOMMU.
+	maxCPUs = 255
 	// defaultCmdline is used for images without a command line. It sends the kernel's messages to the container's log.
 	defaultCmdline = "console=ttyS0"
 )
@@ -85,7 +90,8 @@ func readOnlyDisk(id, path string, bus machine.Bus) machine.Disk {
 }
 
 // cpus returns the number of CPUs. The number comes from the annotation. If there is no annotation, cpus rounds up the
-// quota. If there is no quota either, cpus returns the default in the configuration.
+// quota. If there is no quota either, as with exclusive CPUs, cpus rounds up the request, which the node's CPUs and the default
+// in the configuration bound.
 func (b *Backend) cpus(o *plan, res *runtimeapi.LinuxContainerResources) int {
 	if o.options.VCPUsSet {
 		return o.options.VCPUs
@@ -97,16 +103,30 @@ func (b *Backend) cpus(o *plan, res *runtimeapi.LinuxContainerResources) int {
 	if quota > 0 {
 		return int((quota + period - 1) / period)
 	}
-	return b.cfg.VM.DefaultCPUs
+	const cpu = 1024 // shares
+	return max(b.cfg.VM.DefaultCPUs, int(min((res.GetCpuShares()+cpu-1)/cpu, int64(nodeCPUs()), maxCPUs)))
+}
+
+// nodeCPUs returns the number of the node's CPUs, of which the daemon itself may have fewer.
+func nodeCPUs() int {
+	raw, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if err == nil {
+		if online, err := cpuset.Parse(strings.TrimSpace(string(raw))); err == nil && !online.IsEmpty() {
+			return online.Size()
+		}
+	}
+	return runtime.NumCPU()
 }
 
 // memory returns the guest's RAM in bytes: the container's limit in whole MiB, or the default.
 func (b *Backend) memory(res *runtimeapi.LinuxContainerResources) uint64 {
 	if limit := res.GetMemoryLimitInBytes(); limit > 0 {
-		return uint64(limit) &^ (1<<20 - 1)
+		return wholeMiB(uint64(limit))
 	}
 	return b.cfg.VM.DefaultMemory
 }
+
+func wholeMiB(n uint64) uint64 { return n &^ (1<<20 - 1) }
 
 // checkUEFIMemory refuses a guest's RAM in bytes if it is too little for UEFI.
 func checkUEFIMemory(memory uint64) error {

@@ -29,7 +29,7 @@ const allowedBool = `"true" or "false"`
 
 // Known lists all settings, in the order of the documentation.
 var Known = []*Annotation{
-	{"VirtletVCPUCount", "vcpu-count", "a number from 1 to 255", "the node's `[vm] default_cpus`", "number of virtual CPUs", setVCPUs},
+	{"VirtletVCPUCount", "vcpu-count", "a number from 1 to 255", "the CPU limit, rounded up; without one the request, but at least `[vm] default_cpus`", "number of virtual CPUs", setVCPUs},
 	{"VirtletCPUModel", "cpu-model", "`host-model`, or QEMU's name for a CPU model (letters, digits, `.`, `_`, `-`; at most 64)", "chosen by the driver", "CPU model of the guest", setCPUModel},
 	{"VirtletLibvirtCPUSetting", "libvirt-cpu-setting", "YAML or JSON with the fields of libvirt's `<cpu>`, capitalised (`Mode`, `Match`, `Model: {Fallback, Value}`, `Features` …)", "", "CPU of the libvirt domain; only with `driver = \"libvirt\"`", setLibvirtCPU},
 	{"VirtletSystemUUID", "system-uuid", "a UUID in text form whose digits are not all the same", "derived from the pod's ID", "SMBIOS system UUID", setSystemUUID},
