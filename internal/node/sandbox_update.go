@@ -33,7 +33,7 @@ func (n *Node) UpdateSandbox(ctx context.Context, id string, res, overhead *runt
 }
 
 // updateSandbox implements UpdateSandbox inside the pod's slot. If the backend cannot apply the new resources,
-// updateSandbox restores the old ones.
+// updateSandbox restores the old ones, or records that only the memory has not changed.
 func (p *livePod) updateSandbox(ctx context.Context, res, overhead *runtimeapi.LinuxContainerResources) error {
 	rec := p.rec.Load()
 	if p.isGone() || rec.State == "" {
@@ -71,6 +71,14 @@ func (p *livePod) updateSandbox(ctx context.Context, res, overhead *runtimeapi.L
 		p.node.Hooks.UpdatedPod(ctx, p.rec.Load())
 		return nil
 	}
+	if errors.Is(err, sandbox.ErrMemoryKept) {
+		kept := p.commit(func(next *Pod) error {
+			next.Config, next.Resizing = withMemoryOf(config, rec.Config), false
+			return nil
+		})
+		p.node.Hooks.UpdatedPod(ctx, p.rec.Load())
+		return errors.Join(err, kept)
+	}
 	overridden := errors.Is(context.Cause(ctx), errOverridden)
 	if undone := p.commit(func(next *Pod) error { next.Config = rec.Config; return nil }); undone != nil {
 		return errors.Join(err, undone)
@@ -83,6 +91,14 @@ func (p *livePod) updateSandbox(ctx context.Context, res, overhead *runtimeapi.L
 		}
 	}
 	return errors.Join(err, p.commit(func(next *Pod) error { next.Resizing = false; return nil }))
+}
+
+// withMemoryOf returns a copy of the configuration with the memory limits of an earlier one.
+func withMemoryOf(config, old *runtimeapi.PodSandboxConfig) *runtimeapi.PodSandboxConfig {
+	config = proto.CloneOf(config)
+	res, was := config.Linux.Resources, old.GetLinux().GetResources()
+	res.MemoryLimitInBytes, res.MemorySwapLimitInBytes = was.GetMemoryLimitInBytes(), was.GetMemorySwapLimitInBytes()
+	return config
 }
 
 // validateResize checks the pod and its containers with the pod's new configuration.

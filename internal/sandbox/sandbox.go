@@ -96,6 +96,9 @@ type Backend interface {
 // ErrAway is Recover's error while a dependency of the backend, such as another daemon, is missing.
 var ErrAway = errors.New("the backend is waiting for it to come back")
 
+// ErrMemoryKept is UpdateSandbox's error if the pod's memory cannot change, and all its other resources have changed.
+var ErrMemoryKept = errors.New("only the pod's other resources have changed")
+
 // Capabilities describes a backend to the node and the control planes.
 type Capabilities struct {
 	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. If the maximum is 1, the
@@ -306,7 +309,8 @@ type Updater interface {
 
 // PodUpdater changes the resources of a whole pod in place, for backends that limit pods apart from their containers.
 // p.Config already holds the new resources and overhead, merged with the old ones. If the pod is a unit pod, the node
-// instead calls UpdateContainer.
+// instead calls UpdateContainer. If UpdateSandbox fails, the node calls it again with the old resources, unless the error
+// is ErrMemoryKept.
 type PodUpdater interface {
 	UpdateSandbox(ctx context.Context, p *Pod) error
 }

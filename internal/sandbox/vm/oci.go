@@ -529,25 +529,6 @@ func (o *OCI) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container)
 	return o.machines.Inspect(ctx, mp, mc)
 }
 
-// UpdateSandbox implements sandbox.PodUpdater. It changes the machine's limits first, so that the guest never has more
-// than the node gives.
-func (o *OCI) UpdateSandbox(ctx context.Context, p *sandbox.Pod) error {
-	mp, mc := o.machine(p)
-	if err := o.machines.UpdateContainer(ctx, mp, mc); err != nil {
-		return err
-	}
-	if pod, err := o.running(p.ID); err == nil {
-		if err := o.place(pod, p, nil); err != nil {
-			return err
-		}
-	}
-	inner, err := guestPod(p)
-	if err != nil {
-		return err
-	}
-	return o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodUpdatePod}, guestapi.Pod{Pod: *inner}, nil)
-}
-
 // Recover implements sandbox.Backend.
 func (o *OCI) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	o.ledger.ReportTo(sink)

@@ -111,6 +111,7 @@ func (o *OCI) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 	if err := o.place(pod, p, map[string]ociGranted{c.ID: granted}); err != nil {
 		return sandbox.Resolved{}, err
 	}
+	o.warnOfMemory(p, c)
 	if err := fpOCIPlugged.Hit(ctx); err != nil {
 		return sandbox.Resolved{}, err
 	}
@@ -583,28 +584,4 @@ func (o *OCI) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Container)
 		return err
 	}
 	return l.log.reopen()
-}
-
-// UpdateContainer implements sandbox.Updater.
-func (o *OCI) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := o.ledger.Get(p.ID, c.ID)
-	if err != nil {
-		return err
-	}
-	pod, err := o.running(p.ID)
-	if err != nil {
-		return err
-	}
-	granted := grantedTo(c)
-	if err := o.place(pod, p, map[string]ociGranted{c.ID: granted}); err != nil {
-		return err
-	}
-	config := proto.CloneOf(c.Config)
-	config.LogPath, config.Mounts = c.ID+".log", nil
-	guestResources(config.GetLinux().GetResources())
-	inner := guestapi.Container{Container: sandbox.Container{ID: c.ID, ImageID: c.ImageID, Config: config, Adjustment: c.Adjustment}}
-	if err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodUpdate, Container: c.ID}, inner, nil); err != nil {
-		return err
-	}
-	return h.Set(func(s *ociState) { s.Granted = granted })
 }

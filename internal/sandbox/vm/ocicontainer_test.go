@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
@@ -90,6 +91,7 @@ func (d *doomed) Destroy(context.Context, string) error {
 }
 
 func (d *doomed) Plug(context.Context, string, machine.PlugDisk) error { return nil }
+func (d *doomed) Balloon(context.Context, string, uint64) error        { return nil }
 
 // ociRig is a backend with a pod "p", whose machine runs, and its running container "c". No process is started.
 type ociRig struct {
@@ -115,7 +117,7 @@ func newOCIRig(t *testing.T, guest *fakeGuest) *ociRig {
 	r := &ociRig{driver: &doomed{}, logFile: filepath.Join(dir, "logs", "c.log")}
 	r.pod = &sandbox.Pod{ID: "p", Config: &runtimeapi.PodSandboxConfig{LogDirectory: filepath.Dir(r.logFile)}}
 	r.container = &sandbox.Container{ID: "c", Config: &runtimeapi.ContainerConfig{LogPath: "c.log"}}
-	cfg := settings{Config: Config{Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")}, Driver: r.driver, Logger: log}
+	cfg := settings{Config: Config{VM: config.Default().VM, Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")}, Driver: r.driver, Logger: log}
 	for _, d := range []string{cfg.podsDir(), filepath.Join(cfg.Root, "oci", "p"), filepath.Join(cfg.RunDir, "oci", "p"), filepath.Dir(r.logFile)} {
 		must(os.MkdirAll(d, 0o700))
 	}

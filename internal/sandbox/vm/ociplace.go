@@ -11,15 +11,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
-// ociGranted are those of a container's resources that concern its machine: the CPUs and memory nodes, which are the node's.
+// ociGranted are those of a container's resources that concern its machine: the CPUs and memory nodes, which are the node's,
+// and the memory limit in bytes.
 type ociGranted struct {
-	CPUs string `json:"cpus,omitempty"`
-	Mems string `json:"mems,omitempty"`
+	CPUs   string `json:"cpus,omitempty"`
+	Mems   string `json:"mems,omitempty"`
+	Memory int64  `json:"memory,omitempty"`
 }
 
 func grantedTo(c *sandbox.Container) ociGranted {
 	res := c.Config.GetLinux().GetResources()
-	return ociGranted{CPUs: res.GetCpusetCpus(), Mems: res.GetCpusetMems()}
+	return ociGranted{CPUs: res.GetCpusetCpus(), Mems: res.GetCpusetMems(), Memory: res.GetMemoryLimitInBytes()}
 }
 
 // guestResources removes the resources that mean the node's hardware. In the guest, the same numbers are other CPUs, or none.

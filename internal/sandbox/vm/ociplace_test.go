@@ -52,6 +52,14 @@ func (r *ociRig) withCgroup(t *testing.T) (read func(controller, file string) st
 	})
 	r.machines.cgroups = tree
 	r.machines.sandboxes["p"] = &pod{state: podState{ID: "p", Cgroup: dir}}
+	h := r.machines.ledger.Loaded("p")
+	if err := h.Set(func(s *state) { s.Definition.Cgroup = dir }); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := h.Snapshot()
+	if err := r.machines.limit(dir, s.Definition.Memory, nil); err != nil {
+		t.Fatal(err)
+	}
 	return func(controller, file string) string {
 		raw, err := os.ReadFile(filepath.Join(tree.Roots[tree.Hierarchy(controller)], dir, file))
 		if err != nil {
