@@ -69,7 +69,7 @@ func (r *ociRig) withCgroup(t *testing.T) (read func(controller, file string) st
 	}
 }
 
-// sawResources is a guest that collects the resources of the pod and the containers that it is told.
+// sawResources is a guest that collects the resources of the pod and the containers that it gets.
 func sawResources(saw *[]*runtimeapi.LinuxContainerResources) *fakeGuest {
 	return &fakeGuest{answer: func(_ context.Context, r guestapi.Request, body, out io.ReadWriter) (err error) {
 		switch r.Method {

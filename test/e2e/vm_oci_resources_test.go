@@ -1,0 +1,69 @@
+package e2e_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// TestVMOCIResources: what a kubelet's static CPU manager and its resizes send is the machine's, limits that the machine cannot
+// have are refused, and figures have a file system of the node.
+func TestVMOCIResources(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VMOCI(t))
+	p := d.RunPodWith(t, harness.PodConfig(t, "resources", func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuShares: 2048, CpuPeriod: 100_000, MemoryLimitInBytes: 128 << 20}
+	}), harness.OCIHandler)
+	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), func(c *runtimeapi.ContainerConfig) {
+		c.Linux.Resources = &runtimeapi.LinuxContainerResources{
+			CpuShares: 2048, MemoryLimitInBytes: 64 << 20, CpusetCpus: "0", CpusetMems: "0",
+			HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB"}, {PageSize: "1GB"}},
+		}
+	}))
+	if n := strings.TrimSpace(c.Must("nproc")); n != "2" {
+		t.Errorf("CPUs of a container that requests two, and has one of the node's: got %s, want 2", n)
+	}
+	update := func(res *runtimeapi.LinuxContainerResources) error {
+		_, err := d.CRI().UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: res})
+		return err
+	}
+	for _, res := range []*runtimeapi.LinuxContainerResources{{CpusetCpus: "0-1"}, {MemoryLimitInBytes: 96 << 20}} {
+		if err := update(res); err != nil {
+			t.Errorf("update to %v: %v", res, err)
+		}
+	}
+	err := update(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 30})
+	if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "linux.resources.memory_limit_in_bytes") {
+		t.Errorf("a limit beyond the machine: got error %v, want Unimplemented with the field", err)
+	}
+	_, err = d.CRI().UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{
+		PodSandboxId: p.ID, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 30, CpuQuota: 150_000, CpuPeriod: 100_000},
+	})
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("a pod's limit beyond the machine: got error %v, want Unimplemented", err)
+	}
+	c.Must("sh", "-c", "dd if=/dev/zero of=/written bs=1M count=8 && sync")
+	harness.Eventually(t, 30*time.Second, func() error {
+		resp, err := d.CRI().ContainerStats(t.Context(), &runtimeapi.ContainerStatsRequest{ContainerId: c.ID})
+		if err != nil {
+			return err
+		}
+		s := resp.GetStats()
+		layer := s.GetWritableLayer()
+		if info, err := os.Stat(layer.GetFsId().GetMountpoint()); err != nil || !info.IsDir() {
+			t.Fatalf("file system of the writable layer: got %v, want a directory of the node", layer)
+		}
+		if layer.GetUsedBytes().GetValue() < 8<<20 || layer.GetUsedBytes().GetValue() > 64<<20 || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 ||
+			s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
+			return fmt.Errorf("statistics: got %v, want CPU, memory, and a layer of 8 MiB and a little", s)
+		}
+		return nil
+	})
+}
