@@ -185,8 +185,12 @@ func (d *Definition) BootOrder(i int) int {
 	return 0
 }
 
-// ErrSaved is in the errors of Driver.Start that come from the saved state.
-var ErrSaved = errors.New("the machine cannot continue from its saved state")
+var (
+	// ErrSaved is in the errors of Driver.Start of a machine that did not continue from its saved state. The next may do so.
+	ErrSaved = errors.New("the machine cannot continue from its saved state")
+	// ErrRefused is in them, too, if no machine can: the state is damaged, or that of another machine.
+	ErrRefused = errors.New("the saved state is refused")
+)
 
 // SavedNICs is how many NICs a machine with Definition.Saved can have. It can have one share, over virtio-fs.
 const SavedNICs = 7

@@ -67,7 +67,8 @@ type Driver struct {
 	end context.CancelFunc
 	bg  sync.WaitGroup
 
-	probing sync.Mutex
+	probing  sync.Mutex
+	contents contents
 
 	mu       sync.Mutex
 	verdict  *Verdict

@@ -2,12 +2,16 @@ package qemu
 
 import (
 	"context"
+	"crypto/sha256"
 	_ "embed" // the boot sector
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -98,7 +102,8 @@ func (c Config) verdictKey() string {
 	return strings.Join(parts, "; ")
 }
 
-// identity returns what tells a file from another one that may later have its path.
+// identity returns what tells a file from another one that may later have its path. Distributions can give all files the same
+// time of change; see contents.
 func identity(file string) string {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -107,11 +112,46 @@ func identity(file string) string {
 	id := fmt.Sprint(file, info.Mode(), info.Size())
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		id += fmt.Sprint(" ", st.Uid, st.Gid)
-	}
-	if info.Mode().IsRegular() {
-		id += info.ModTime().UTC().Format(time.RFC3339Nano)
+		if info.Mode().IsRegular() {
+			id += fmt.Sprint(" ", st.Ino, st.Mtim, st.Ctim)
+		}
 	}
 	return id
+}
+
+// contents has the digests of files. A file is read again only if it has changed.
+type contents struct {
+	mu    sync.Mutex
+	known map[string]content // by path
+}
+
+type content struct{ stat, digest string }
+
+func (c *contents) digest(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	stat := fmt.Sprint(st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if have := c.known[path]; have.stat == stat {
+		return have.digest, nil
+	}
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", err
+	}
+	if c.known == nil {
+		c.known = map[string]content{}
+	}
+	c.known[path] = content{stat, hex.EncodeToString(sum.Sum(nil))}
+	return c.known[path].digest, nil
 }
 
 // processor returns the name of the first processor and the number of its features. A microcode update or a live

@@ -171,6 +171,14 @@ func (r *run) client() *qmp.Client {
 	return r.mon
 }
 
+// monitor returns the monitor, or errdefs.ErrUnavailable while it is disconnected.
+func (r *run) monitor() (*qmp.Client, error) {
+	if m := r.client(); m != nil {
+		return m, nil
+	}
+	return nil, fmt.Errorf("not connected to QEMU's monitor: %w", errdefs.ErrUnavailable)
+}
+
 func (r *run) version() string {
 	if m := r.client(); m != nil {
 		return m.Version().String()
@@ -200,9 +208,9 @@ func (r *run) askFile(ctx context.Context, command string, arguments any, file *
 	case <-r.proc.Dead:
 	case <-ctx.Done():
 	}
-	m := r.client()
-	if m == nil {
-		return fmt.Errorf("%s: not connected to QEMU's monitor: %w", command, errdefs.ErrUnavailable)
+	m, err := r.monitor()
+	if err != nil {
+		return fmt.Errorf("%s: %w", command, err)
 	}
 	return m.ExecuteFile(ctx, command, arguments, file, result)
 }

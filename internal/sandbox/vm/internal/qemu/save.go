@@ -56,14 +56,15 @@ func (d *Driver) SaveKey(ctx context.Context, def machine.Definition) (string, e
 		CPUs: def.CPUs, CPUModel: def.CPUModel, Memory: def.Memory, Cmdline: def.Cmdline, SessionPorts: def.SessionPorts, Plug: def.Plug, VNC: def.VNC,
 	}
 	parts := []string{fmt.Sprint(recordVersion), d.cfg.verdictKey(), verdict.Accel}
+	files := []string{d.cfg.Emulator}
 	for _, f := range []*machine.File{def.Kernel, def.Initrd} {
 		if f != nil {
-			parts = append(parts, identity(f.Path))
+			files = append(files, f.Path)
 		}
 	}
 	for _, disk := range def.Disks {
 		if disk.ReadOnly {
-			parts = append(parts, identity(disk.Path))
+			files = append(files, disk.Path)
 		}
 		if disk.Base != nil {
 			parts = append(parts, identity(disk.Base.Path))
@@ -71,6 +72,13 @@ func (d *Driver) SaveKey(ctx context.Context, def machine.Definition) (string, e
 		}
 		disk.Path = ""
 		shape.Disks = append(shape.Disks, disk)
+	}
+	for _, file := range files {
+		content, err := d.contents.digest(file)
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, content)
 	}
 	raw, err := json.Marshal(struct {
 		Parts []string
@@ -115,9 +123,9 @@ func (d *Driver) Save(ctx context.Context, name, dir string) error {
 
 // saveState pauses the guest and writes the state of its devices.
 func (r *run) saveState(ctx context.Context, path string) error {
-	m := r.client()
-	if m == nil {
-		return fmt.Errorf("not connected to QEMU's monitor: %w", errdefs.ErrUnavailable)
+	m, err := r.monitor()
+	if err != nil {
+		return err
 	}
 	return writeSynced(path, func(f *os.File) error {
 		if err := m.Execute(ctx, "stop", nil, nil); err != nil {
@@ -139,6 +147,9 @@ func (r *run) saveState(ctx context.Context, path string) error {
 	})
 }
 
+// errMigration is in the errors of awaitMigration that QEMU reports.
+var errMigration = errors.New("QEMU's migration")
+
 // awaitMigration waits until QEMU has written or read a state.
 func (r *run) awaitMigration(ctx context.Context) error {
 	tick := time.NewTicker(migrationPoll)
@@ -148,9 +159,9 @@ func (r *run) awaitMigration(ctx context.Context) error {
 			Status string `json:"status"`
 			Why    string `json:"error-desc"`
 		}
-		m := r.client()
-		if m == nil {
-			return fmt.Errorf("not connected to QEMU's monitor: %w", errdefs.ErrUnavailable)
+		m, err := r.monitor()
+		if err != nil {
+			return err
 		}
 		if err := m.Execute(ctx, "query-migrate", nil, &answer); err != nil {
 			return err
@@ -159,7 +170,7 @@ func (r *run) awaitMigration(ctx context.Context) error {
 		case "completed":
 			return nil
 		case "failed", "cancelled":
-			return fmt.Errorf("QEMU's migration %s: %s: %w", answer.Status, answer.Why, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("%w: %s: %s: %w", errMigration, answer.Status, answer.Why, errdefs.ErrFailedPrecondition)
 		}
 		select {
 		case <-tick.C:
@@ -268,14 +279,23 @@ func (h *handle) fillMemory(ctx context.Context, def machine.Definition, memory 
 	if err != nil {
 		return err
 	}
-	if saved, err := os.ReadFile(filepath.Join(def.Saved, savedKey)); err != nil || string(saved) != key {
-		return fmt.Errorf("the machine in %s was saved by another QEMU, on another processor or with other devices: %w", def.Saved, errors.Join(err, errdefs.ErrFailedPrecondition))
+	saved, err := os.ReadFile(filepath.Join(def.Saved, savedKey))
+	if err != nil {
+		return refusedIfMissing(err)
+	}
+	if string(saved) != key {
+		return fmt.Errorf("%w: the machine in %s was saved by another QEMU, on another processor or with other devices: %w", machine.ErrRefused, def.Saved, errdefs.ErrFailedPrecondition)
 	}
 	from, err := os.Open(filepath.Join(def.Saved, savedMemory))
 	if err != nil {
-		return err
+		return refusedIfMissing(err)
 	}
 	defer from.Close()
+	if info, err := from.Stat(); err != nil {
+		return err
+	} else if want := int64(mebibytes(def.Memory) << 20); info.Size() != want {
+		return fmt.Errorf("%w: the memory in %s has %d bytes, not %d: %w", machine.ErrRefused, def.Saved, info.Size(), want, errdefs.ErrFailedPrecondition)
+	}
 	var words bytes.Buffer
 	cmd := exec.Command("cp", "--sparse=auto", "/proc/self/fd/3", "/proc/self/fd/4")
 	cmd.ExtraFiles, cmd.Stderr = []*os.File{from, memory}, &words
@@ -291,12 +311,23 @@ func (h *handle) fillMemory(ctx context.Context, def machine.Definition, memory 
 	return nil
 }
 
+// refusedIfMissing adds machine.ErrRefused to the error of opening a file of a saved machine, if the file is missing.
+func refusedIfMissing(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w: %w (%w)", machine.ErrRefused, err, errdefs.ErrFailedPrecondition)
+	}
+	return err
+}
+
 // resume loads the saved state, plugs in the machine's other devices, and lets the guest continue.
 func (r *run) resume(ctx context.Context, dir string, late []map[string]any) error {
-	m := r.client()
-	state, err := os.Open(filepath.Join(dir, savedState))
+	m, err := r.monitor()
 	if err != nil {
 		return err
+	}
+	state, err := os.Open(filepath.Join(dir, savedState))
+	if err != nil {
+		return refusedIfMissing(err)
 	}
 	defer state.Close()
 	if err := m.Execute(ctx, "migrate-set-capabilities", ignoreShared, nil); err != nil {
@@ -308,7 +339,9 @@ func (r *run) resume(ctx context.Context, dir string, late []map[string]any) err
 	if err := m.Execute(ctx, "migrate-incoming", map[string]any{"uri": "fd:" + savedState}, nil); err != nil {
 		return err
 	}
-	if err := r.awaitMigration(ctx); err != nil {
+	if err := r.awaitMigration(ctx); errors.Is(err, errMigration) {
+		return fmt.Errorf("%w: load the saved devices: %w", machine.ErrRefused, err)
+	} else if err != nil {
 		return fmt.Errorf("load the saved devices: %w", err)
 	}
 	for _, device := range late {

@@ -84,13 +84,14 @@ func TestSave(t *testing.T) {
 }
 
 // TestSaveRefused: a machine does not continue from what another QEMU, processor or machine has saved, or from damaged files.
-// A machine without a port for further devices is not saved.
+// The state is not to blame if there is no memory for the machine. A machine without a port for further devices is not saved.
 func TestSaveRefused(t *testing.T) {
 	s := subject(t)
 	l := s.Begin(t)
 	defer l.Close()
 	template := saved(t, s, l, "true")
 	file := func(name string) string { return filepath.Join(template.Saved, name) }
+	const outOfMemory = "out of memory"
 	for name, c := range map[string]struct {
 		change func(t *testing.T, d *machine.Definition)
 		says   string
@@ -106,13 +107,19 @@ func TestSaveRefused(t *testing.T) {
 		"state":       {func(t *testing.T, _ *machine.Definition) { replace(t, file(savedState), []byte("QEVM but not quite")) }, "QEMU ended"},
 		"no state":    {func(t *testing.T, _ *machine.Definition) { replace(t, file(savedState), nil) }, "no such file"},
 		"memory file": {func(t *testing.T, _ *machine.Definition) { replace(t, file(savedMemory), nil) }, "no such file"},
+		"size":        {func(t *testing.T, _ *machine.Definition) { replace(t, file(savedMemory), []byte("short")) }, "5 bytes"},
+		outOfMemory:   {func(t *testing.T, d *machine.Definition) { d.Cgroup = s.NewCgroup(t, d.Name+"-small", 4<<20) }, "killed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := another(t, s, template)
 			c.change(t, &d)
 			must(t, l.Define(t.Context(), d))
-			if err := l.Start(t.Context(), d.Name); !errdefs.IsFailedPrecondition(err) || !errors.Is(err, machine.ErrSaved) || !strings.Contains(err.Error(), c.says) {
+			err := l.Start(t.Context(), d.Name)
+			if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, machine.ErrSaved) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("start: got %v, want FailedPrecondition from the saved state that says %q", err, c.says)
+			}
+			if refused := errors.Is(err, machine.ErrRefused); refused != (name != outOfMemory) {
+				t.Errorf("the state is refused: got %t (error %v)", refused, err)
 			}
 			machinetest.AwaitMachines(t, d, 0)
 		})

@@ -232,6 +232,9 @@ func (h *handle) awaitGuest(ctx context.Context, r *run, late []map[string]any) 
 			ended := fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)
 			if errors.Is(err, machine.ErrSaved) {
 				ended = fmt.Errorf("%w: %w", machine.ErrSaved, ended)
+				if r.await(context.WithoutCancel(ctx)) == nil && r.status.Signal() != killSignal { // killed for lack of memory, for example
+					ended = fmt.Errorf("%w: %w", machine.ErrRefused, ended)
+				}
 			}
 			return ended
 		} else if words != "" {
@@ -258,7 +261,10 @@ func (r *run) settle() {
 
 // awaitRunning returns once the guest runs or has already ended.
 func (r *run) awaitRunning(ctx context.Context) error {
-	m := r.client()
+	m, err := r.monitor()
+	if err != nil {
+		return err
+	}
 	for {
 		status, err := queryStatus(ctx, m)
 		if err != nil {
