@@ -45,7 +45,7 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definition) (machine.State, error) {
 	killed := oomKills(def.Cgroup) > l.oomKills
 	if killed {
-		cause = fmt.Errorf("QEMU was killed for lack of memory: %s (%v): %w", b.outOfMemory(l.pod, def.Memory), cause, errdefs.ErrFailedPrecondition)
+		cause = fmt.Errorf("QEMU was killed for lack of memory: %s (%w): %w", b.outOfMemory(l.pod, def.Memory), cause, errdefs.ErrFailedPrecondition)
 	}
 	cause = fmt.Errorf("start container %s: %w", id, cause)
 	end := startError(cause)

@@ -161,6 +161,8 @@ type ociPod struct {
 	pod *sandbox.Pod
 	// watching is set when the pod's events are watched. stopping means that the end of the machine is no news.
 	watching, stopping bool
+	// boots is set when its machine did not continue from a template.
+	boots bool
 
 	cpus    sync.Mutex // held while the machine gets its CPUs
 	disks   sync.Mutex // held while disks are plugged in, which can take as long as to make one
@@ -258,7 +260,11 @@ func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	err := o.startMachine(ctx, p, mp, mc)
 	if template := o.templateOf(p.ID); err != nil && template != "" && o.isTemplates(err) && ctx.Err() == nil {
 		o.log.Warn("a machine cannot continue from its template and boots instead", "pod", p.ID, "template", template, "err", err)
-		if err := errors.Join(o.machines.StopContainer(ctx, mp, mc, 0), o.templates.discard(template)); err != nil {
+		o.templates.failed(template, began, errors.Is(err, machine.ErrRefused))
+		o.mu.Lock()
+		o.entry(p.ID).boots = true
+		o.mu.Unlock()
+		if err := o.machines.StopContainer(ctx, mp, mc, 0); err != nil {
 			return err
 		}
 		err = o.startMachine(ctx, p, mp, mc)
@@ -270,7 +276,11 @@ func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	o.figures.started(template, time.Since(began))
 	o.log.Info("a pod's machine is ready", "pod", p.ID, "template", template, "network", wired.Sub(began), "machine", time.Since(wired))
 	o.adopt(p)
-	o.templates.want(p)
+	if template == "" {
+		o.templates.want(ctx, p)
+	} else {
+		o.templates.continued(template)
+	}
 	return fpOCIMade.Hit(ctx)
 }
 
@@ -301,6 +311,14 @@ func (o *OCI) startMachine(ctx context.Context, p, mp *sandbox.Pod, mc *sandbox.
 		return fmt.Errorf("prepare the guest: %w", err)
 	}
 	return nil
+}
+
+// boots reports whether the pod's machine must boot, because it did not continue from a template.
+func (o *OCI) boots(id string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	pod := o.pods[id]
+	return pod != nil && pod.boots
 }
 
 // isTemplates reports whether an error of startMachine can come from a machine's template. In a guest that has answered,

@@ -8,15 +8,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/atomicfile"
@@ -37,9 +40,14 @@ var (
 const (
 	// templateTime bounds the making of a template.
 	templateTime = 5 * time.Minute
-	// templatePause is the pause after a template could not be made, for example because the disk is full. A template that was
-	// used in this time does not give way to another one.
-	templatePause = 10 * time.Minute
+	// templatePause is the pause after a template could not be made or used. It doubles each time, templateDoublings times at
+	// most. A template that was used in this time does not give way to another one.
+	templatePause     = 10 * time.Minute
+	templateDoublings = 6
+	// templateTries is after how many failures, with no success in between, a template is removed.
+	templateTries = 3
+	// templateMargin is what is left on the disk and in memory after a template was made, in bytes.
+	templateMargin = 512 << 20
 	// removePause is the pause after the machine of a template could not be removed.
 	removePause = time.Minute
 	// reportTime is how long the kernel of a guest needs to report all free pages, so that QEMU gives them back. It looks for
@@ -57,6 +65,8 @@ type Template struct {
 	Name string `json:"name"`
 	// Namespace is the Kubernetes namespace of the pods that use it; "" means all.
 	Namespace string `json:"namespace"`
+	// Scope is Config.VM.TemplateScope when it was made.
+	Scope string `json:"scope"`
 	// Definition is that of the machine. Only machines with the same machine.Driver.SaveKey can continue from it.
 	Definition machine.Definition `json:"definition"`
 	CreatedAt  time.Time          `json:"createdAt"`
@@ -64,6 +74,22 @@ type Template struct {
 	Size int64 `json:"size"`
 	// UsedAt is when a machine was last made from it.
 	UsedAt time.Time `json:"-"`
+
+	failures int       // since a machine last continued from it
+	failedAt time.Time // the last of them
+}
+
+// trouble counts how often a template could not be made, or had to be removed, and when that last was.
+type trouble struct {
+	times int
+	at    time.Time
+}
+
+// wish is a template that is wanted for a pod whose machine has this memory.
+type wish struct {
+	name   string
+	pod    *sandbox.Pod
+	memory uint64
 }
 
 // templates keeps the templates, in one directory each:
@@ -80,13 +106,16 @@ type templates struct {
 	dir  string
 	log  *slog.Logger
 	most int // how many are kept; 0 means that there are none
-	// perNode lets the pods of all namespaces use the same templates.
-	perNode bool
-	wanted  chan *sandbox.Pod
+	// scope is "namespace", or "node" if the pods of all namespaces use the same templates.
+	scope  string
+	wanted chan wish
+	// free returns how much memory and disk the node has for templates, in bytes. Tests replace it.
+	free func() (memory, disk uint64, err error)
 
-	mu     sync.Mutex
-	have   map[string]*Template
-	failed map[string]time.Time // when it could last not be made
+	mu       sync.Mutex
+	have     map[string]*Template
+	queued   map[string]bool    // those in wanted
+	troubles map[string]trouble // of those from which no machine has continued since
 }
 
 const templateFile = "template.json"
@@ -96,8 +125,9 @@ var templateName = lazyregexp.New(`^[0-9a-f]{32}$`)
 
 func (o *OCI) newTemplates(c Config) *templates {
 	return &templates{
-		o: o, dir: templatesDir(c.Root), log: o.log, most: c.VM.Templates, perNode: c.VM.TemplateScope == "node",
-		wanted: make(chan *sandbox.Pod, templateQueue), have: map[string]*Template{}, failed: map[string]time.Time{},
+		o: o, dir: templatesDir(c.Root), log: o.log, most: c.VM.Templates, scope: c.VM.TemplateScope,
+		wanted: make(chan wish, templateQueue), free: func() (uint64, uint64, error) { return freeRoom(c.Root) },
+		have: map[string]*Template{}, queued: map[string]bool{}, troubles: map[string]trouble{},
 	}
 }
 
@@ -145,7 +175,7 @@ func (t *templates) check(ctx context.Context, name string) (one Template, usele
 	if err != nil {
 		return one, "", err
 	}
-	if now != name || (one.Namespace == "") != t.perNode {
+	if now != name || one.Scope != t.scope {
 		return one, "the guest, QEMU, the processor or the configuration has changed", nil
 	}
 	return one, "", nil
@@ -163,7 +193,7 @@ func (t *templates) name(ctx context.Context, namespace string, d machine.Defini
 
 // namespace returns the namespace of the templates that a pod may use.
 func (t *templates) namespace(p *sandbox.Pod) string {
-	if t.perNode {
+	if t.scope == "node" {
 		return ""
 	}
 	return p.Config.GetMetadata().GetNamespace()
@@ -176,7 +206,7 @@ func (t *templates) fits(d machine.Definition) bool {
 
 // use makes a machine that is about to be defined continue from a template, if there is one.
 func (t *templates) use(ctx context.Context, p *sandbox.Pod, d *machine.Definition) error {
-	if !t.fits(*d) {
+	if !t.fits(*d) || t.o.boots(p.ID) {
 		return nil
 	}
 	name, err := t.name(ctx, t.namespace(p), *d)
@@ -201,8 +231,14 @@ func (t *templates) use(ctx context.Context, p *sandbox.Pod, d *machine.Definiti
 		if disk.ReadOnly {
 			continue
 		}
-		if err := replaceDisk(disk.Path, filepath.Join(dir, filepath.Base(disk.Path))); err != nil {
-			return errors.Join(fmt.Errorf("copy the template's disk: %w", err), t.discard(name))
+		from := filepath.Join(dir, filepath.Base(disk.Path))
+		if err := replaceDisk(disk.Path, from); err != nil {
+			if damaged := readAll(from); damaged != nil {
+				t.mu.Lock()
+				defer t.mu.Unlock()
+				t.discard(found)
+			}
+			return fmt.Errorf("copy the template's disk: %w", err)
 		}
 	}
 	d.Saved = dir
@@ -223,15 +259,85 @@ func replaceDisk(path, from string) error {
 	return err
 }
 
-// want asks for a template for machines like the pod's.
-func (t *templates) want(p *sandbox.Pod) {
-	if t.most == 0 {
+// readAll reads a file to find out whether that is possible.
+func readAll(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(io.Discard, f)
+	return err
+}
+
+// continued records that a machine has continued from a template.
+func (t *templates) continued(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.troubles, name)
+	if one := t.have[name]; one != nil {
+		one.failures = 0
+	}
+}
+
+// failed records that a machine has not continued from a template, and when its start began. A template that no machine can
+// use is removed. Otherwise the machine may only have been slow, or without memory.
+func (t *templates) failed(name string, began time.Time, refused bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one := t.have[name]
+	if one == nil || one.CreatedAt.After(began) {
+		return // it was an earlier template with this name
+	}
+	if began.After(one.failedAt) { // machines that start at the same time fail for the same reason
+		one.failures, one.failedAt = one.failures+1, time.Now()
+	}
+	if refused || one.failures >= templateTries {
+		t.discard(one)
+	}
+}
+
+// want asks for a template for machines like the pod's, which has booted.
+func (t *templates) want(ctx context.Context, p *sandbox.Pod) {
+	h, _ := t.o.machines.ledger.Find(p.ID, p.ID)
+	if h == nil {
+		return
+	}
+	s, _ := h.Snapshot()
+	if !t.fits(s.Definition) {
+		return
+	}
+	name, err := t.name(ctx, t.namespace(p), s.Definition)
+	if err != nil {
+		t.log.Warn("no template of machines is made", "pod", p.ID, "err", err)
+		return
+	}
+	t.ask(wish{name, p, s.Definition.Memory})
+}
+
+// ask puts a wish into the queue, unless the template is there, in the queue or was lately in trouble.
+func (t *templates) ask(w wish) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.have[w.name] != nil || t.queued[w.name] || t.paused(w.name) {
 		return
 	}
 	select {
-	case t.wanted <- p:
+	case t.wanted <- w:
+		t.queued[w.name] = true
 	default: // a later pod asks again
 	}
+}
+
+// paused reports whether a template is not to be made for now. The caller holds mu.
+func (t *templates) paused(name string) bool {
+	before := t.troubles[name]
+	return before.times > 0 && time.Since(before.at) < templatePause<<min(before.times-1, templateDoublings)
+}
+
+// trouble makes a pause before a template is made again. The caller holds mu.
+func (t *templates) trouble(name string) {
+	t.troubles[name] = trouble{t.troubles[name].times + 1, time.Now()}
 }
 
 // run loads the templates, and makes those that are wanted, until ctx ends.
@@ -239,50 +345,89 @@ func (t *templates) run(ctx context.Context) {
 	t.load(ctx)
 	for {
 		select {
-		case p := <-t.wanted:
-			err := guard.Call(t.log, "make a template of machines", func() error { return t.makeFor(ctx, p) })
+		case w := <-t.wanted:
+			err := guard.Call(t.log, "make a template of machines", func() error { return t.makeFor(ctx, w) })
 			if err != nil && ctx.Err() == nil {
-				t.log.Warn("cannot make a template of machines", "pod", p.ID, "err", err)
+				t.log.Warn("cannot make a template of machines", "pod", w.pod.ID, "err", err)
 			}
+			t.mu.Lock()
+			delete(t.queued, w.name)
+			t.mu.Unlock()
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// makeFor makes a template for machines like the pod's, unless there is one.
-func (t *templates) makeFor(ctx context.Context, p *sandbox.Pod) error {
-	h, err := t.o.machines.ledger.Find(p.ID, p.ID)
-	if h == nil {
-		return err // the pod is already removed
-	}
-	s, _ := h.Snapshot()
-	if s.Definition.Saved != "" || !t.fits(s.Definition) {
-		return nil
-	}
-	name, err := t.name(ctx, t.namespace(p), s.Definition)
-	if err != nil {
-		return err
-	}
+// makeFor makes a template, unless there is one. The pod may already be removed.
+func (t *templates) makeFor(ctx context.Context, w wish) error {
+	t.dropUseless(ctx)
 	t.mu.Lock()
-	done := t.have[name] != nil || time.Since(t.failed[name]) < templatePause || !t.room()
+	done := t.have[w.name] != nil || t.paused(w.name) || !t.room()
 	t.mu.Unlock()
 	if done {
 		return nil
 	}
-	mp, mc := t.machine(p, name)
-	defer t.o.making.Go(func() { t.remove(ctx, mp) })
+	if err := t.affords(w.memory); err != nil {
+		return err
+	}
+	name := w.name
+	mp, mc := t.machine(w.pod, name)
+	defer t.o.making.Go(func() { t.removeMachine(ctx, mp) })
 	making, cancel := context.WithTimeout(ctx, templateTime)
 	defer cancel()
 	began := time.Now()
 	if err := t.make(making, mp, mc, name); err != nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.failed[name] = time.Now()
+		t.trouble(name)
 		return errors.Join(err, os.RemoveAll(t.newDir(name)))
 	}
-	t.log.Info("made a template of machines", "template", name, "namespace", t.namespace(p), "duration", time.Since(began))
+	t.log.Info("made a template of machines", "template", name, "namespace", t.namespace(w.pod), "duration", time.Since(began))
 	return nil
+}
+
+// dropUseless removes the templates that no machine will use: those of an earlier guest or QEMU, or that somebody has removed.
+func (t *templates) dropUseless(ctx context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name, one := range t.have {
+		if _, useless, _ := t.check(ctx, name); useless != "" {
+			t.log.Info("removing a template of machines", "template", name, "reason", useless)
+			t.remove(one)
+		}
+	}
+}
+
+// affords returns errdefs.ErrResourceExhausted if the node has no room for a template of a machine with this memory.
+func (t *templates) affords(memory uint64) error {
+	freeMemory, freeDisk, err := t.free()
+	if err != nil {
+		return err
+	}
+	// The machine has written to this much of its memory: Linux takes 1/64 of it for the list of its pages.
+	size := 90<<20 + memory/64
+	if need := 2*size + templateMargin; freeMemory < need || freeDisk < need {
+		return fmt.Errorf("a template needs %s of memory and disk; the node has %s and %s: %w", quantity(need), quantity(freeMemory), quantity(freeDisk), errdefs.ErrResourceExhausted)
+	}
+	return nil
+}
+
+// freeRoom returns how much memory the node has available, and how much disk is free in a directory, in bytes.
+func freeRoom(dir string) (memory, disk uint64, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return 0, 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	raw, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, 0, err
+	}
+	_, rest, _ := strings.Cut(string(raw), "\nMemAvailable:")
+	if _, err := fmt.Sscan(rest, &memory); err != nil {
+		return 0, 0, fmt.Errorf("/proc/meminfo has no MemAvailable: %w", err)
+	}
+	return memory << 10, fs.Bavail * uint64(fs.Bsize), nil
 }
 
 func (t *templates) newDir(name string) string { return filepath.Join(t.dir, "new-"+name) }
@@ -324,8 +469,8 @@ func (t *templates) make(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Conta
 	return t.save(ctx, mp, name, s.Definition)
 }
 
-// remove removes the machine of a template. A machine that remains when ctx ends is removed by the next daemon.
-func (t *templates) remove(ctx context.Context, mp *sandbox.Pod) {
+// removeMachine removes the machine of a template. A machine that remains when ctx ends is removed by the next daemon.
+func (t *templates) removeMachine(ctx context.Context, mp *sandbox.Pod) {
 	for {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 		err := t.o.machines.RemoveSandbox(undo, mp)
@@ -378,8 +523,10 @@ func (t *templates) save(ctx context.Context, mp *sandbox.Pod, name string, d ma
 	if err != nil {
 		return err
 	}
-	made := &Template{Name: name, Namespace: mp.Config.GetMetadata().GetNamespace(), Definition: d, CreatedAt: time.Now(), Size: usage.Size}
-	made.UsedAt = made.CreatedAt
+	now := time.Now()
+	made := &Template{
+		Name: name, Namespace: mp.Config.GetMetadata().GetNamespace(), Scope: t.scope, Definition: d, CreatedAt: now, Size: usage.Size, UsedAt: now,
+	}
 	raw, err := json.Marshal(made)
 	if err != nil {
 		return err
@@ -410,12 +557,20 @@ func copySynced(to, from string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// discard removes a template from which a machine could not continue.
-func (t *templates) discard(name string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.have, name)
-	return removeTemplate(filepath.Join(t.dir, name))
+// discard removes a template from which machines do not continue. The caller holds mu.
+func (t *templates) discard(one *Template) {
+	if t.have[one.Name] == one { // not one that was made meanwhile
+		t.trouble(one.Name)
+		t.remove(one)
+	}
+}
+
+// remove removes a template. The caller holds mu.
+func (t *templates) remove(one *Template) {
+	delete(t.have, one.Name)
+	if err := removeTemplate(filepath.Join(t.dir, one.Name)); err != nil {
+		t.log.Warn("cannot remove a template of machines", "template", one.Name, "err", err)
+	}
 }
 
 // oldest returns the template that was used least recently. The caller holds mu.
@@ -439,11 +594,7 @@ func (t *templates) room() bool {
 // boots instead. The caller holds mu.
 func (t *templates) evict() {
 	for len(t.have) > t.most {
-		oldest := t.oldest()
-		delete(t.have, oldest.Name)
-		if err := removeTemplate(filepath.Join(t.dir, oldest.Name)); err != nil {
-			t.log.Warn("cannot remove a template of machines", "template", oldest.Name, "err", err)
-		}
+		t.remove(t.oldest())
 	}
 }
 

@@ -53,7 +53,7 @@ func (r *templateRig) open() *templates {
 // add writes a template that was used at the given minute, and returns its name.
 func (r *templateRig) add(namespace string, memory uint64, minute int) string {
 	r.t.Helper()
-	made := Template{Namespace: namespace, Definition: machine.Definition{Memory: memory}, Size: 7}
+	made := Template{Namespace: namespace, Scope: r.cfg.VM.TemplateScope, Definition: machine.Definition{Memory: memory}, Size: 7}
 	name, err := r.open().name(r.t.Context(), namespace, made.Definition)
 	if err != nil {
 		r.t.Fatal(err)
@@ -142,11 +142,18 @@ func TestTemplatesLoad(t *testing.T) {
 	if got := r.dirs(); len(got) != 0 {
 		t.Errorf("templates of another QEMU: got %v, want none", got)
 	}
-	r.add("a", 1, 1)
-	r.cfg.VM.TemplateScope = "node"
+	none := r.add("", 1, 1)
 	r.open()
-	if got := r.dirs(); len(got) != 0 {
-		t.Errorf("templates of a namespace on a node that shares them: got %v, want none", got)
+	if got := r.dirs(); !slices.Equal(got, []string{none}) {
+		t.Errorf("templates of pods without a namespace: got %v, want %s", got, none)
+	}
+	for _, scope := range []string{"node", "namespace"} {
+		r.cfg.VM.TemplateScope = scope
+		r.open()
+		if got := r.dirs(); len(got) != 0 {
+			t.Errorf("templates of another scope than %s: got %v, want none", scope, got)
+		}
+		r.add("", 1, 1)
 	}
 }
 
@@ -192,9 +199,14 @@ func TestTemplatesUse(t *testing.T) {
 // TestTemplatesDamaged: a template without its disk is removed, and the machine keeps the disk with which it boots.
 func TestTemplatesDamaged(t *testing.T) {
 	r := newTemplateRig(t)
-	name := r.add("", 1, 1)
 	r.cfg.VM.TemplateScope = "node"
+	name := r.add("", 1, 1)
 	all := r.open()
+	gone := filepath.Join(t.TempDir(), "gone", "scratch0.qcow2") // as if the disk were full
+	d := machine.Definition{Memory: 1, Plug: true, Disks: []machine.Disk{{ID: "scratch0", File: machine.File{Path: gone}}}, Shares: []machine.Share{{Tag: "share0"}}}
+	if err := all.use(t.Context(), &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{}}, &d); err == nil || d.Saved != "" || len(all.have) != 1 || len(r.dirs()) != 1 {
+		t.Errorf("a copy that fails on the pod's side: got error %v, template %q, templates %v, want that the template is kept", err, d.Saved, r.dirs())
+	}
 	damaged := filepath.Join(templatesDir(r.cfg.Root), name, "scratch0.qcow2")
 	if err := errors.Join(os.Remove(damaged), os.Mkdir(damaged, 0o700)); err != nil { // it can be opened, but not read
 		t.Fatal(err)
@@ -203,7 +215,7 @@ func TestTemplatesDamaged(t *testing.T) {
 	if err := os.WriteFile(disk, []byte("an empty disk"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := machine.Definition{Memory: 1, Plug: true, Disks: []machine.Disk{{ID: "scratch0", File: machine.File{Path: disk}}}, Shares: []machine.Share{{Tag: "share0"}}}
+	d.Disks[0].Path = disk
 	err := all.use(t.Context(), &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{}}, &d)
 	if left, _ := os.ReadDir(filepath.Dir(disk)); err == nil || d.Saved != "" || len(all.have) != 0 || len(r.dirs()) != 0 || len(left) != 1 {
 		t.Errorf("a damaged template: got error %v, template %q, templates %v, files of the machine %v", err, d.Saved, r.dirs(), left)
@@ -229,6 +241,125 @@ func TestTemplatesRoom(t *testing.T) {
 	r.use(all, "a", 2, 1)
 	if all.room() {
 		t.Error("room beside templates that were all used lately")
+	}
+}
+
+// TestTemplatesFail: a template that is refused is removed at once. One from which machines do not continue, perhaps because the
+// node is busy, is removed after some failures at different times, if none continues in between. Then it is not made for a
+// while, which grows until a machine continues.
+func TestTemplatesFail(t *testing.T) {
+	r := newTemplateRig(t)
+	name := r.add("a", 1, 1)
+	all := r.open()
+	began := time.Now()
+	for range 2 * templateTries {
+		all.failed(name, began, false)
+	}
+	if len(all.have) != 1 {
+		t.Error("machines that were slow at the same time have removed a template")
+	}
+	for range templateTries - 2 {
+		all.failed(name, time.Now(), false)
+	}
+	all.continued(name)
+	for range templateTries - 1 {
+		all.failed(name, time.Now(), false)
+	}
+	if len(all.have) != 1 || len(r.dirs()) != 1 {
+		t.Error("machines that were slow have removed a template from which one has continued meanwhile")
+	}
+	all.failed(name, time.Now(), false)
+	if len(all.have) != 0 || len(r.dirs()) != 0 {
+		t.Errorf("after %d failures: got templates %v, want none", templateTries, r.dirs())
+	}
+	pauses := func(after time.Duration) bool {
+		all.troubles[name] = trouble{all.troubles[name].times, time.Now().Add(-after)}
+		return all.paused(name)
+	}
+	if !pauses(templatePause-time.Minute) || pauses(templatePause+time.Minute) {
+		t.Errorf("the first pause is not %s", templatePause)
+	}
+	r.add("a", 1, 1)
+	all.load(t.Context())
+	all.failed(name, time.Now(), true)
+	if len(all.have) != 0 || len(r.dirs()) != 0 || !pauses(2*templatePause-time.Minute) || pauses(2*templatePause+time.Minute) {
+		t.Errorf("a refused template: got templates %v, want none for %s", r.dirs(), 2*templatePause)
+	}
+	if all.continued(name); pauses(0) {
+		t.Error("a pause after a machine has continued")
+	}
+	before := time.Now()
+	r.add("a", 1, 1)
+	all.load(t.Context())
+	all.have[name].CreatedAt = time.Now()
+	all.failed(name, before, true)
+	if len(all.have) != 1 {
+		t.Error("the failure of a machine that began before the template was made has removed it")
+	}
+	all.discard(&Template{Name: name})
+	if len(all.have) != 1 {
+		t.Error("the removal of an earlier template has removed the one that has its name now")
+	}
+}
+
+// TestTemplatesAsk: pods of one kind wait for their template as one, and do not keep those of another kind out of the queue.
+func TestTemplatesAsk(t *testing.T) {
+	r := newTemplateRig(t)
+	have := r.add("a", 1, 1)
+	all := r.open()
+	all.trouble("broken")
+	for range 2 * templateQueue {
+		for _, name := range []string{"one", have, "broken"} {
+			all.ask(wish{name: name})
+		}
+	}
+	all.ask(wish{name: "two"})
+	if len(all.wanted) != 2 || (<-all.wanted).name != "one" || (<-all.wanted).name != "two" {
+		t.Error("the queue does not consist of one wish for each of the two templates")
+	}
+}
+
+// TestTemplatesMakeRoom: templates that somebody has removed, or that a new QEMU cannot use, do not keep another one from being
+// made. A node that lacks memory or disk makes none.
+func TestTemplatesMakeRoom(t *testing.T) {
+	r := newTemplateRig(t)
+	removed := r.add("a", 1, 1)
+	kept := r.add("a", 2, 1)
+	all := r.open()
+	all.have[removed].UsedAt, all.have[kept].UsedAt = time.Now(), time.Now()
+	if err := RemoveTemplate(r.cfg.Root, removed); err != nil {
+		t.Fatal(err)
+	}
+	if all.room() {
+		t.Fatal("room beside templates that were used lately")
+	}
+	size := func(memory uint64) uint64 { return 2*(90<<20+memory/64) + templateMargin }
+	for _, free := range [][2]uint64{{size(1<<36) - 1, 1 << 60}, {1 << 60, size(1<<36) - 1}} {
+		all.free = func() (uint64, uint64, error) { return free[0], free[1], nil }
+		if err := all.makeFor(t.Context(), wish{name: "x", pod: &sandbox.Pod{}, memory: 1 << 36}); !errdefs.IsResourceExhausted(err) {
+			t.Errorf("a template with memory and disk %v: got %v, want ResourceExhausted", free, err)
+		}
+	}
+	if all.have[removed] != nil || all.have[kept] == nil || !all.room() || all.paused("x") {
+		t.Errorf("templates: got %v, want %s only", all.have, kept)
+	}
+	all.o.machines.cfg.Driver = keyed{qemu: "8.0"}
+	if all.dropUseless(t.Context()); len(all.have) != 0 || len(r.dirs()) != 0 {
+		t.Errorf("templates of an earlier QEMU: got %v", r.dirs())
+	}
+	if memory, disk, err := freeRoom(r.cfg.Root); err != nil || memory < 1<<20 || disk == 0 {
+		t.Errorf("free on this node: got memory %d, disk %d (error %v)", memory, disk, err)
+	}
+}
+
+// TestTemplatesBoot: a pod whose machine has not continued from a template boots, though the template is kept for others.
+func TestTemplatesBoot(t *testing.T) {
+	r := newTemplateRig(t)
+	r.add("a", 1, 1)
+	all := r.open()
+	all.o.pods = map[string]*ociPod{"": {boots: true}}
+	if d := r.use(all, "a", 1, 1); d.Saved != "" || len(all.have) != 1 {
+		t.Errorf("a pod that must boot: got template %q", d.Saved)
 	}
 }
 
