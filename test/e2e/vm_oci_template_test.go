@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/until"
 )
@@ -23,24 +25,32 @@ func templates(t *testing.T, d *harness.Daemon) []string {
 }
 
 // identity are what must differ between machines that continue from the same template.
-var identity = []string{"cat /proc/sys/kernel/random/boot_id", "cat /sys/class/net/eth0/address", "hostname", "hostname -i"}
+var identity = []string{"cat /proc/sys/kernel/random/boot_id", "cat /sys/class/net/eth0/address", "hostname", "hostname -i", "head -c 32 /dev/urandom | sha256sum"}
 
 // TestVMOCITemplates: the first pod boots its machine and leaves a template. The next pods continue from it, and each has its
-// own identity, network and volumes, and the right time. One whose template is damaged boots.
+// own identity, random numbers, network and volumes, and the right time. One that cannot continue boots; its template is removed
+// only if it is damaged.
 func TestVMOCITemplates(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCITemplates(t))
-	run := func(name string) *harness.Container {
+	run := func(name string, options ...func(*runtimeapi.ContainerConfig)) *harness.Container {
 		began := time.Now()
 		p := d.RunPodWith(t, harness.PodConfig(t, name), harness.OCIHandler)
 		ready := time.Now()
-		c := p.Run(harness.ContainerConfig("main", harness.Busybox, harness.Shell("echo ready; exec sleep 3600")))
+		c := p.Run(harness.ContainerConfig("main", harness.Busybox, append(options, harness.Shell("echo ready; exec sleep 3600"))...))
 		c.WaitLog("ready")
 		t.Logf("pod %s: sandbox after %s, line after %s", name, ready.Sub(began).Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 		return c
 	}
 	run("cold")
 	until.Within(t, harness.GuestTimeout, "a template is made", func() bool { return strings.Contains(d.DaemonLog(), "made a template") })
-	containers := []*harness.Container{run("one"), run("two"), run("three")}
+	volume := t.TempDir()
+	containers := []*harness.Container{run("one"), run("two"), run("three", func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/data", HostPath: volume}}
+	})}
+	containers[2].Must("sh", "-c", "echo from a template >/data/file")
+	if got, err := os.ReadFile(filepath.Join(volume, "file")); err != nil || string(got) != "from a template\n" {
+		t.Errorf("file in the volume: got %q, error %v", got, err)
+	}
 	seen := map[string]string{}
 	for i, c := range containers {
 		before := time.Now().Truncate(time.Second)
@@ -58,13 +68,18 @@ func TestVMOCITemplates(t *testing.T) {
 	if log := d.DaemonLog(); strings.Contains(log, "boots instead") {
 		t.Errorf("a machine did not continue from the template; log: %s", log)
 	}
+	d.Restart("TRIPOD_FAILPOINTS=qemu.start.filled=1*error")
+	run("unlucky")
+	if log := d.DaemonLog(); strings.Count(log, "boots instead") != 1 || len(templates(t, d)) != 1 {
+		t.Errorf("a machine whose start failed once: got templates %v, want that it booted and that its template is kept", templates(t, d))
+	}
 	state := filepath.Join(templates(t, d)[0], "state")
 	if err := os.Truncate(state, 1000); err != nil {
 		t.Fatal(err)
 	}
 	run("damaged")
-	if log := d.DaemonLog(); strings.Count(log, "boots instead") != 1 {
-		t.Error("a machine with a damaged template did not boot instead, or the log does not say so")
+	if log := d.DaemonLog(); strings.Count(log, "boots instead") != 2 || len(templates(t, d)) != 0 {
+		t.Errorf("a damaged template: got templates %v, want that its machine booted, the log says so, and it is removed", templates(t, d))
 	}
 }
 

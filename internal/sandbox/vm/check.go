@@ -38,7 +38,7 @@ func Check(ctx context.Context, c Config) []health.Finding {
 	if c.VM.Driver == driverLibvirt {
 		findings = append(findings, libvirt.Doctor(ctx, libvirt.Config{URI: c.VM.LibvirtURI})...)
 	}
-	findings = append(findings, checkVirtiofs(ctx, c.virtiofsd()), checkUEFI(), checkGuest(c))
+	findings = append(findings, checkVirtiofs(ctx, c.virtiofsd()), checkUEFI(), checkGuest(ctx, c))
 	if _, err := agent.FindProgram(); err != nil {
 		findings = append(findings, health.Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
 	}
@@ -72,9 +72,13 @@ func checkUEFI() health.Finding {
 
 // checkGuest looks for what pods of OCI containers need beside QEMU. The finding is not required, because disk machines need
 // none of it.
-func checkGuest(c Config) health.Finding {
-	f := health.Finding{Subject: "vm-oci", Detail: c.guestFiles().dir, Remedy: "install the guest (make install-guest) or set vm.guest_dir, and install virtiofsd, erofs-utils and e2fsprogs; without the guest there is no handler \"vm-oci\", and without the programs it has no new pods"}
-	if err := errors.Join(c.guestFiles().check(), c.checkTools()); err != nil {
+func checkGuest(ctx context.Context, c Config) health.Finding {
+	f := health.Finding{Subject: "vm-oci", Detail: c.guestFiles().dir, Remedy: "install the guest (make install-guest) or set vm.guest_dir, and install virtiofsd, erofs-utils and e2fsprogs; without the guest there is no handler \"vm-oci\", and without the programs it has no new pods; without coreutils there are no templates"}
+	err := errors.Join(c.guestFiles().check(), c.checkTools())
+	if c.VM.Templates > 0 {
+		err = errors.Join(err, qemu.CheckCopy(ctx))
+	}
+	if err != nil {
 		f.Detail = err.Error()
 		return f
 	}

@@ -94,7 +94,7 @@ func (d *Driver) SaveKey(ctx context.Context, def machine.Definition) (string, e
 // Save implements machine.Driver.
 func (d *Driver) Save(ctx context.Context, name, dir string) error {
 	r, def, err := d.running(name)
-	if err != nil {
+	if err = errors.Join(err, CheckCopy(ctx)); err != nil {
 		return err
 	}
 	if !def.Plug || len(def.NICs) > 0 || len(def.Shares) > 0 {
@@ -272,6 +272,17 @@ func (h *handle) openMemory(ctx context.Context, def machine.Definition) (*os.Fi
 	return memory, nil
 }
 
+// copySparse is the program that fills a machine's memory, with its option.
+var copySparse = []string{"cp", "--sparse=auto"}
+
+// CheckCopy returns errdefs.ErrNotFound if the program that copies the memory of saved machines is missing, or is not GNU's.
+func CheckCopy(ctx context.Context) error {
+	if out, err := exec.CommandContext(ctx, copySparse[0], copySparse[1], "--version").CombinedOutput(); err != nil {
+		return fmt.Errorf("cp of GNU coreutils, which copies the memory of machines: %w: %s (%w)", err, bytes.TrimSpace(out), errdefs.ErrNotFound)
+	}
+	return nil
+}
+
 // fillMemory copies a saved memory. A process in the machine's cgroup does it, because the kernel charges memory to the
 // cgroup of the process that first writes to it.
 func (h *handle) fillMemory(ctx context.Context, def machine.Definition, memory *os.File) error {
@@ -297,7 +308,7 @@ func (h *handle) fillMemory(ctx context.Context, def machine.Definition, memory 
 		return fmt.Errorf("%w: the memory in %s has %d bytes, not %d: %w", machine.ErrRefused, def.Saved, info.Size(), want, errdefs.ErrFailedPrecondition)
 	}
 	var words bytes.Buffer
-	cmd := exec.Command("cp", "--sparse=auto", "/proc/self/fd/3", "/proc/self/fd/4")
+	cmd := exec.Command(copySparse[0], copySparse[1], "/proc/self/fd/3", "/proc/self/fd/4")
 	cmd.ExtraFiles, cmd.Stderr = []*os.File{from, memory}, &words
 	cmd.Env, cmd.Dir, cmd.SysProcAttr = confine.Environment(), "/", &syscall.SysProcAttr{}
 	if err := confine.Start(cmd, confine.Place{Tree: h.d.cfg.Cgroup, Cgroup: def.Cgroup}); err != nil {

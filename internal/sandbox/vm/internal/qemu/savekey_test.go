@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -104,5 +106,18 @@ func TestContents(t *testing.T) {
 	}
 	if keys[0] != keys[1] || keys[1] == keys[2] {
 		t.Errorf("keys: got %v, want that only the third differs", keys)
+	}
+}
+
+// TestCheckCopy: a cp that does not know holes is noticed before a machine needs it.
+func TestCheckCopy(t *testing.T) {
+	must(t, CheckCopy(t.Context()))
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "cp"), []byte("#!/bin/sh\necho unrecognized option >&2; exit 1\n"), 0o700))
+	for _, path := range []string{dir, t.TempDir()} {
+		t.Setenv("PATH", path)
+		if err := CheckCopy(t.Context()); !errdefs.IsNotFound(err) {
+			t.Errorf("cp in %s: got %v, want NotFound", path, err)
+		}
 	}
 }
