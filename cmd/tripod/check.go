@@ -75,6 +75,7 @@ func checkBackends(ctx context.Context, cfg *config.Config) (findings []health.F
 	findings = append(findings, components...)
 	if cfg.Backends.VM {
 		findings = append(findings, vm.Check(ctx, vmConfig(cfg))...)
+		findings = append(findings, vm.CheckTemplates(ociConfig(cfg).Root)...)
 	}
 	return findings
 }

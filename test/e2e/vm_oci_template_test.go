@@ -32,7 +32,7 @@ var identity = []string{"cat /proc/sys/kernel/random/boot_id", "cat /sys/class/n
 // only if it is damaged.
 func TestVMOCITemplates(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCITemplates(t))
-	run := func(name string, options ...func(*runtimeapi.ContainerConfig)) *harness.Container {
+	run := func(name string, options ...harness.ContainerOption) *harness.Container {
 		began := time.Now()
 		p := d.RunPodWith(t, harness.PodConfig(t, name), harness.OCIHandler)
 		ready := time.Now()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/vishvananda/netlink"
@@ -84,6 +85,27 @@ func checkGuest(ctx context.Context, c Config) health.Finding {
 	}
 	f.OK = true
 	return f
+}
+
+// CheckTemplates says which templates there are below Config.Root of the handler vm-oci. Without templates there is no finding.
+func CheckTemplates(root string) []health.Finding {
+	list, err := Templates(root)
+	if err != nil {
+		return []health.Finding{{Subject: "vm templates", Detail: err.Error(), Remedy: "machines of the handler \"vm-oci\" boot until the directory can be read"}}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	var size int64
+	oldest := list[0].CreatedAt
+	for _, t := range list {
+		size += t.Size
+		if t.CreatedAt.Before(oldest) {
+			oldest = t.CreatedAt
+		}
+	}
+	return []health.Finding{{Subject: "vm templates", OK: true, Detail: fmt.Sprintf("%d ready, %d MiB on disk, the oldest from %s; last used %s",
+		len(list), size>>20, oldest.UTC().Format(time.RFC3339), list[0].UsedAt.UTC().Format(time.RFC3339))}}
 }
 
 // checkTools returns errdefs.ErrNotFound if a program is missing that pods of OCI containers need beside QEMU.

@@ -11,6 +11,9 @@ import (
 // templateBytesDesc is the metric of the templates. It says how many there are, too.
 var templateBytesDesc = prometheus.NewDesc("tripod_vm_template_bytes", "Room on the disk of each template of machines that run containers.", []string{"template", "namespace"}, nil)
 
+// templateCreatedDesc is the metric of the templates' age.
+var templateCreatedDesc = prometheus.NewDesc("tripod_vm_template_created_timestamp_seconds", "When each template of machines that run containers was made, as a Unix time.", []string{"template", "namespace"}, nil)
+
 // ociFigures are the metrics of machines that run containers.
 type ociFigures struct {
 	templates *templates
@@ -36,6 +39,7 @@ func (f ociFigures) started(template string, took time.Duration) {
 // Describe implements prometheus.Collector.
 func (f ociFigures) Describe(to chan<- *prometheus.Desc) {
 	to <- templateBytesDesc
+	to <- templateCreatedDesc
 	f.duration.Describe(to)
 }
 
@@ -47,6 +51,7 @@ func (f ociFigures) Collect(to chan<- prometheus.Metric) {
 			continue // somebody has removed it
 		}
 		to <- prometheus.MustNewConstMetric(templateBytesDesc, prometheus.GaugeValue, float64(t.Size), t.Name, t.Namespace)
+		to <- prometheus.MustNewConstMetric(templateCreatedDesc, prometheus.GaugeValue, float64(t.CreatedAt.Unix()), t.Name, t.Namespace)
 	}
 	f.templates.mu.Unlock()
 	f.duration.Collect(to)

@@ -363,6 +363,20 @@ func TestTemplatesBoot(t *testing.T) {
 	}
 }
 
+// TestCheckTemplates: tripod check says how many templates there are, how old and how large.
+func TestCheckTemplates(t *testing.T) {
+	r := newTemplateRig(t)
+	if got := CheckTemplates(r.cfg.Root); len(got) != 0 {
+		t.Errorf("findings without templates: got %v", got)
+	}
+	r.add("a", 1, 1)
+	r.add("a", 2, 3)
+	want := "2 ready, 0 MiB on disk, the oldest from 0001-01-01T00:00:00Z; last used 2026-01-01T00:03:00Z"
+	if got := CheckTemplates(r.cfg.Root); len(got) != 1 || !got[0].OK || got[0].Detail != want {
+		t.Errorf("findings: got %+v, want %q", got, want)
+	}
+}
+
 func equalSets(a, b []string) bool {
 	slices.Sort(a)
 	slices.Sort(b)
