@@ -147,9 +147,6 @@ func (r *run) saveState(ctx context.Context, path string) error {
 	})
 }
 
-// errMigration is in the errors of awaitMigration that QEMU reports.
-var errMigration = errors.New("QEMU's migration")
-
 // awaitMigration waits until QEMU has written or read a state.
 func (r *run) awaitMigration(ctx context.Context) error {
 	tick := time.NewTicker(migrationPoll)
@@ -170,7 +167,7 @@ func (r *run) awaitMigration(ctx context.Context) error {
 		case "completed":
 			return nil
 		case "failed", "cancelled":
-			return fmt.Errorf("%w: %s: %s: %w", errMigration, answer.Status, answer.Why, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("QEMU's migration %s: %s: %w", answer.Status, answer.Why, errdefs.ErrFailedPrecondition)
 		}
 		select {
 		case <-tick.C:
@@ -330,6 +327,9 @@ func refusedIfMissing(err error) error {
 	return err
 }
 
+// errLoad is in the errors of resume if QEMU has not loaded the state. It ends if it cannot.
+var errLoad = errors.New("load the saved devices")
+
 // resume loads the saved state, plugs in the machine's other devices, and lets the guest continue.
 func (r *run) resume(ctx context.Context, dir string, late []map[string]any) error {
 	m, err := r.monitor()
@@ -350,10 +350,8 @@ func (r *run) resume(ctx context.Context, dir string, late []map[string]any) err
 	if err := m.Execute(ctx, "migrate-incoming", map[string]any{"uri": "fd:" + savedState}, nil); err != nil {
 		return err
 	}
-	if err := r.awaitMigration(ctx); errors.Is(err, errMigration) {
-		return fmt.Errorf("%w: load the saved devices: %w", machine.ErrRefused, err)
-	} else if err != nil {
-		return fmt.Errorf("load the saved devices: %w", err)
+	if err := r.awaitMigration(ctx); err != nil {
+		return fmt.Errorf("%w: %w", errLoad, err)
 	}
 	for _, device := range late {
 		if err := m.Execute(ctx, "device_add", device, nil); err != nil {

@@ -232,7 +232,8 @@ func (h *handle) awaitGuest(ctx context.Context, r *run, late []map[string]any) 
 			ended := fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)
 			if errors.Is(err, machine.ErrSaved) {
 				ended = fmt.Errorf("%w: %w", machine.ErrSaved, ended)
-				if r.await(context.WithoutCancel(ctx)) == nil && r.status.Signal() != killSignal { // killed for lack of memory, for example
+				killed := r.await(context.WithoutCancel(ctx)) != nil || r.status.Signal() == killSignal // for lack of memory, for example
+				if errors.Is(err, errLoad) && !killed {
 					ended = fmt.Errorf("%w: %w", machine.ErrRefused, ended)
 				}
 			}
