@@ -26,6 +26,7 @@ for deb in "$out"/debs/*.deb; do dpkg-deb -x "$deb" "$out/root"; done
 rm -rf "$out/debs"
 cd "$out/root"
 mkdir -p proc dev tmp data/shared data/block
+chmod 1777 tmp
 ln -sf dash bin/sh
 printf '%s\n' root:x:0:0::/: postgres:x:115:120::/: redis:x:116:121::/: >etc/passwd
 printf '%s\n' root:x:0: postgres:x:120: redis:x:121: >etc/group

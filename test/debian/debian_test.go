@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
@@ -44,6 +45,12 @@ func push(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v; hack/images/debian.sh builds the image", err)
 	}
+	pushLayer(t, image, layer)
+}
+
+// pushLayer pushes an image of one layer to the tests' registry.
+func pushLayer(t *testing.T, image string, layer v1.Layer) {
+	t.Helper()
 	img, err := mutate.AppendLayers(empty.Image, layer)
 	if err != nil {
 		t.Fatal(err)
