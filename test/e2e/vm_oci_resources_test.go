@@ -1,12 +1,14 @@
-package e2e_test
+package e2e
 
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -15,7 +17,7 @@ import (
 )
 
 // TestVMOCIResources: what a kubelet's static CPU manager and its resizes send is the machine's, limits that the machine cannot
-// have are refused, and figures have a file system of the node.
+// have are refused, and figures have a file system of the node. The room of deleted files goes back to the node.
 func TestVMOCIResources(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCI(t))
 	p := d.RunPodWith(t, harness.PodConfig(t, "resources", func(c *runtimeapi.PodSandboxConfig) {
@@ -49,7 +51,11 @@ func TestVMOCIResources(t *testing.T) {
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("a pod's limit beyond the machine: got error %v, want Unimplemented", err)
 	}
-	c.Must("sh", "-c", "dd if=/dev/zero of=/written bs=1M count=8 && sync")
+	c.Must("sh", "-c", "dd if=/dev/zero of=/deleted bs=1M count=400 && sync && rm /deleted && dd if=/dev/zero of=/written bs=1M count=8 && sync")
+	scratch := filepath.Join(d.Root, "vm-oci", "pods", p.ID, "scratch0.qcow2")
+	if used := allocated(t, scratch); used < 400<<20 {
+		t.Errorf("the scratch disk takes %d bytes, want the 400 MiB of a deleted file, too", used)
+	}
 	harness.Eventually(t, 30*time.Second, func() error {
 		resp, err := d.CRI().ContainerStats(t.Context(), &runtimeapi.ContainerStatsRequest{ContainerId: c.ID})
 		if err != nil {
@@ -64,6 +70,19 @@ func TestVMOCIResources(t *testing.T) {
 			s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
 			return fmt.Errorf("statistics: got %v, want CPU, memory, and a layer of 8 MiB and a little", s)
 		}
+		if used := allocated(t, scratch); used > 256<<20 {
+			return fmt.Errorf("the scratch disk takes %d bytes after the statistics were read, want the deleted file's room back", used)
+		}
 		return nil
 	})
+}
+
+// allocated returns what a file takes on the disk in bytes.
+func allocated(t *testing.T, file string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
 }

@@ -172,6 +172,7 @@ type ociPod struct {
 
 	layersMu sync.Mutex
 	layers   map[string]ociLayer // of the running containers that the guest was asked about
+	trimmed  time.Time           // when the guest was last told to give back the room of deleted files
 }
 
 // Close ends the connections to the guests. The machines keep running.

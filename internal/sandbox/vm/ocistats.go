@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
@@ -18,6 +19,8 @@ const (
 	// scratchOwn is what a scratch disk can take in bytes beyond the writable layers: tables of its file system, and logs that
 	// are not read yet.
 	scratchOwn = 256 << 20
+	// trimPeriod is the time between two orders to a guest to give back the room of deleted files.
+	trimPeriod = time.Minute
 	// mostCount is the largest count that is reported. A float64 has it exactly.
 	mostCount = 1 << 53
 )
@@ -79,8 +82,9 @@ func (o *OCI) scratchUse(pod string) uint64 {
 
 // layerUse records what the guest says about a layer and returns what the container uses. What the disk takes beyond all
 // layers and scratchOwn is added to the running container with the lowest ID, so that a guest cannot hide it. This waits
-// until the guest was asked about all running containers. The disk's least use at these times counts, because what one
-// container has written after the guest was asked about it would be added to another one.
+// until the guest was asked about all running containers, and until it has had an occasion to give back the room of deleted
+// files. The disk's least use at these times counts, because what one container has written after the guest was asked about it
+// would be added to another one.
 func (o *OCI) layerUse(pod *ociPod, podID, id string, layer ociLayer) uint64 {
 	var running []string
 	for _, h := range o.ledger.All() {
@@ -107,7 +111,22 @@ func (o *OCI) layerUse(pod *ociPod, podID, id string, layer ociLayer) uint64 {
 	for _, l := range layers {
 		disk, all = min(disk, l.disk), all+l.used
 	}
-	return layer.used + disk - min(all, disk)
+	more := disk - min(all, disk)
+	if more > 0 && time.Since(pod.trimmed) > trimPeriod {
+		pod.trimmed = time.Now()
+		o.tasks.Go(guard.Func(o.log, "trim of a scratch disk", func() { o.trim(podID) }))
+		return layer.used
+	}
+	return layer.used + more
+}
+
+// trim makes a guest give back the room that deleted files took on the node.
+func (o *OCI) trim(pod string) {
+	ctx, cancel := context.WithTimeout(o.machines.ctx, trimPeriod)
+	defer cancel()
+	if err := o.call(ctx, pod, guestapi.Request{Method: guestapi.MethodTrim}, nil, nil); err != nil && ctx.Err() == nil {
+		o.log.Warn("a guest does not give back the room of deleted files", "pod", pod, "err", err)
+	}
 }
 
 // statsBounds bounds the numbers of a guest by what its machine has.

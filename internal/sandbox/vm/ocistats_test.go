@@ -170,7 +170,12 @@ func TestStatsCoverTheScratchDisk(t *testing.T) {
 			}
 			r.ledger.Loaded("d").Adopt(r.newLife(r.pod, d, false))
 			r.fill(t, scratchOwn+more)
-			r.stats(t, r.container) // nothing is known of d yet
+			for _, container := range []*sandbox.Container{r.container, d} { // nothing is known of d yet; then the guest can trim
+				if got := r.stats(t, container).GetWritableLayer().GetUsedBytes().GetValue(); got > more {
+					t.Errorf("layer of %s before the guest could trim its disk: got %d bytes", container.ID, got)
+				}
+			}
+			r.stats(t, r.container)
 			for _, container := range []*sandbox.Container{d, r.container} {
 				got, want := r.stats(t, container).GetWritableLayer().GetUsedBytes().GetValue(), c.want[container.ID]
 				if got < want || got > want+64<<10 { // the node's file system takes some room for the file

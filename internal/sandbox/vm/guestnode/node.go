@@ -188,6 +188,8 @@ func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
 	case guestapi.MethodSync:
 		unix.Sync()
 		return 0, nil
+	case guestapi.MethodTrim:
+		return 0, trim(scratch)
 	case guestapi.MethodClock:
 		return 0, with(call, func(c guestapi.Clock) error {
 			if c.Behind == 0 {

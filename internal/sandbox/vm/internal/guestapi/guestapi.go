@@ -31,6 +31,8 @@ const (
 	MethodFreeze Method = "freeze"
 	// MethodSync writes what the containers have written to the pod's volumes.
 	MethodSync Method = "sync"
+	// MethodTrim gives the room of deleted files on the scratch disk back to the node.
+	MethodTrim Method = "trim"
 	// MethodClock: Clock. If Behind is 0, the answer is a Clock with Now, otherwise the guest's clock is corrected.
 	MethodClock Method = "clock"
 	// MethodCreate: Create → sandbox.Resolved.
