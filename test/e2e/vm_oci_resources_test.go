@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,11 +71,33 @@ func TestVMOCIResources(t *testing.T) {
 			s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
 			return fmt.Errorf("statistics: got %v, want CPU, memory, and a layer of 8 MiB and a little", s)
 		}
+		samples := samplesOf(t, d, c)
+		for _, name := range slices.Concat([]string{"container_cpu_usage_seconds_total", "container_memory_working_set_bytes", "container_processes"}, diskMetrics) {
+			if samples[name] <= 0 {
+				t.Errorf("metric %s: got %v", name, samples[name])
+			}
+		}
 		if used := allocated(t, scratch); used > 256<<20 {
 			return fmt.Errorf("the scratch disk takes %d bytes after the statistics were read, want the deleted file's room back", used)
 		}
 		return nil
 	})
+}
+
+// samplesOf returns the values of a container's metrics by name, from what a kubelet shows at /metrics/cadvisor.
+func samplesOf(t *testing.T, d *harness.Daemon, c *harness.Container) map[string]float64 {
+	t.Helper()
+	values := map[string]float64{}
+	for name, family := range gather(t, d) {
+		for _, m := range family.Metric {
+			for _, l := range m.Label {
+				if l.GetName() == "id" && strings.Contains(l.GetValue(), c.ID) {
+					values[name] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return values
 }
 
 // allocated returns what a file takes on the disk in bytes.

@@ -3,7 +3,9 @@ package vm
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -23,6 +25,8 @@ const (
 	trimPeriod = time.Minute
 	// mostCount is the largest count that is reported. A float64 has it exactly.
 	mostCount = 1 << 53
+	// mostSamples is the largest number of samples that a container has, and mostLabel the longest label in bytes.
+	mostSamples, mostLabel = 1000, 128
 )
 
 // ociLayer is what the guest has said about a container's writable layer, and what the scratch disk took on the node just
@@ -32,6 +36,52 @@ type ociLayer struct{ used, disk uint64 }
 // ContainerStats implements sandbox.StatsProvider. The numbers are the guest's, as far as they can be true; the times and the
 // file system are the node's. If the guest does not answer, only the writable layer is reported.
 func (o *OCI) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
+	said := &runtimeapi.ContainerStats{}
+	return o.containerStats(ctx, p, c, func(ctx context.Context) (*runtimeapi.ContainerStats, error) {
+		return said, o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStats, Container: c.ID}, nil, said)
+	})
+}
+
+// ContainerSamples implements sandbox.StatsProvider. The samples are the guest's, but for those about file systems.
+func (o *OCI) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+	var said guestapi.Figures
+	result, err := o.containerStats(ctx, p, c, func(ctx context.Context) (*runtimeapi.ContainerStats, error) {
+		err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodSamples, Container: c.ID}, nil, &said)
+		return said.Stats, err
+	})
+	samples := guestSamples(said.Samples)
+	if samples != nil {
+		samples.Filesystem(o.machines.cfg.Root, result.GetWritableLayer().GetUsedBytes())
+	}
+	return result, samples, err
+}
+
+// guestSamples returns those samples of a guest that can be true. None is there twice: a kubelet would report nothing at all.
+func guestSamples(said []guestapi.Sample) (samples stats.Samples) {
+	known := map[string]bool{}
+	families := map[string]*stats.Family{}
+	for _, f := range stats.Families {
+		families[f.Name] = f
+	}
+	for _, s := range said[:min(len(said), mostSamples)] {
+		f := families[s.Family]
+		odd := func(label string) bool { return len(label) > mostLabel || !utf8.ValidString(label) }
+		if f == nil || len(s.Labels) != len(f.Labels) || slices.ContainsFunc(s.Labels, odd) || strings.HasPrefix(s.Family, "container_fs_") {
+			continue
+		}
+		key := s.Family + "\x00" + strings.Join(s.Labels, "\x00")
+		if known[key] {
+			continue
+		}
+		known[key] = true
+		samples.Add(f, min(max(s.Value, 0), mostCount), s.Labels...)
+	}
+	return samples
+}
+
+// containerStats is ContainerStats with the question to the guest.
+func (o *OCI) containerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
+	ask func(context.Context) (*runtimeapi.ContainerStats, error)) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{}
 	pod, err := o.running(p.ID)
 	if err != nil {
@@ -45,8 +95,8 @@ func (o *OCI) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	layer := ociLayer{disk: o.scratchUse(p.ID)}
 	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	said := &runtimeapi.ContainerStats{}
-	if err := o.call(asking, p.ID, guestapi.Request{Method: guestapi.MethodStats, Container: c.ID}, nil, said); err != nil {
+	said, err := ask(asking)
+	if err != nil {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -55,7 +105,7 @@ func (o *OCI) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	}
 	layer.used = min(said.GetWritableLayer().GetUsedBytes().GetValue(), scratchSize)
 	b := newStatsBounds(s.Definition, s.StartedAt)
-	result.Cpu, result.Memory, result.Swap, result.Io = b.cpu(c.ID, said.Cpu, o.machines.sampler), b.memory(said.Memory), b.swap(said.Swap), b.io(said.Io)
+	result.Cpu, result.Memory, result.Swap, result.Io = b.cpu(c.ID, said.GetCpu(), o.machines.sampler), b.memory(said.GetMemory()), b.swap(said.GetSwap()), b.io(said.GetIo())
 	result.WritableLayer = &runtimeapi.FilesystemUsage{
 		Timestamp:  b.now.UnixNano(),
 		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: o.machines.cfg.Root},
@@ -63,12 +113,6 @@ func (o *OCI) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 		InodesUsed: &runtimeapi.UInt64Value{Value: 1}, // the disk is a file
 	}
 	return result, nil
-}
-
-// ContainerSamples implements sandbox.StatsProvider. It returns no samples beyond the statistics.
-func (o *OCI) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
-	result, err := o.ContainerStats(ctx, p, c)
-	return result, nil, err
 }
 
 // scratchUse returns what a pod's scratch disk takes on the node, in bytes.

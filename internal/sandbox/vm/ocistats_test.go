@@ -3,10 +3,13 @@ package vm
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // saysStats returns a guest that answers each question about statistics with those of the container; nil is no answer.
@@ -183,5 +187,35 @@ func TestStatsCoverTheScratchDisk(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestSamplesOfGuest: of a guest's samples, those are reported that can be true, and none about the node's file systems.
+func TestSamplesOfGuest(t *testing.T) {
+	sample := func(family string, value float64, labels ...string) guestapi.Sample {
+		return guestapi.Sample{Family: family, Value: value, Labels: labels}
+	}
+	got := guestSamples([]guestapi.Sample{
+		sample("container_cpu_usage_seconds_total", 1.5, "total"),
+		sample("container_cpu_usage_seconds_total", 2, "total"), // a kubelet reports nothing of the node if a sample is there twice
+		sample("container_memory_usage_bytes", -1),
+		sample("container_memory_rss", 1e300),
+		sample("container_memory_swap", 1, "one label too many"),
+		sample("container_cpu_usage_seconds_total", 1, "\xff"),
+		sample("container_cpu_usage_seconds_total", 1, strings.Repeat("x", 1000)),
+		sample("container_fs_usage_bytes", 1, "/dev/vda"),
+		sample("of_my_own", 1),
+	})
+	want := stats.Samples{{Family: stats.CPUUsage, Value: 1.5, Labels: []string{"total"}}, {Family: stats.MemoryUsage}, {Family: stats.MemoryRSS, Value: 1 << 53}}
+	same := func(a, b stats.Sample) bool { return a.Family == b.Family && a.Value == b.Value && slices.Equal(a.Labels, b.Labels) }
+	if !slices.EqualFunc(got, want, same) {
+		t.Errorf("samples: got %v, want %v", got, want)
+	}
+	var many []guestapi.Sample
+	for i := range 10_000 {
+		many = append(many, sample("container_cpu_usage_seconds_total", 1, fmt.Sprint(i)))
+	}
+	if n := len(guestSamples(many)); n != 1000 {
+		t.Errorf("samples of a guest with 10000: got %d, want 1000", n)
 	}
 }

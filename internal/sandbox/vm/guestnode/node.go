@@ -8,9 +8,11 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/guestagent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // Backend is what runs the containers.
@@ -235,6 +238,9 @@ func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
 	case guestapi.MethodStats:
 		stats, err := n.backend.ContainerStats(ctx, p, c)
 		return 0, answer(call.Out, stats, err)
+	case guestapi.MethodSamples:
+		figures, err := n.figures(ctx, p, c)
+		return 0, answer(call.Out, figures, err)
 	case guestapi.MethodLog:
 		return 0, n.follow(ctx, p, c, r.Offset, call)
 	case guestapi.MethodExec:
@@ -353,6 +359,21 @@ func (n *Node) startContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 		return failed
 	}
 	return answer(out, status, err)
+}
+
+// figures returns the statistics and samples of a container. The samples about file systems are left out, because the node's
+// disks are not the guest's.
+func (n *Node) figures(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (f guestapi.Figures, err error) {
+	var samples stats.Samples
+	if f.Stats, samples, err = n.backend.ContainerSamples(ctx, p, c); err != nil {
+		return f, err
+	}
+	for _, s := range samples {
+		if !strings.HasPrefix(s.Family.Name, "container_fs_") && !math.IsNaN(s.Value) && !math.IsInf(s.Value, 0) {
+			f.Samples = append(f.Samples, guestapi.Sample{Family: s.Family.Name, Value: s.Value, Labels: s.Labels})
+		}
+	}
+	return f, nil
 }
 
 func (n *Node) update(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {

@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"time"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
@@ -49,6 +51,8 @@ const (
 	// MethodStats → runtimeapi.ContainerStats. MethodPodStats → runtimeapi.LinuxPodSandboxStats.
 	MethodStats    Method = "stats"
 	MethodPodStats Method = "pod-stats"
+	// MethodSamples → Figures.
+	MethodSamples Method = "samples"
 	// MethodExec and MethodAttach carry the program's stdin, stdout and stderr, and the sizes of its terminal. The result
 	// has the exit code.
 	MethodExec   Method = "exec"
@@ -94,6 +98,19 @@ type Setup struct {
 type Clock struct {
 	Now    time.Time     `json:"now,omitzero"`
 	Behind time.Duration `json:"behind,omitempty"`
+}
+
+// Figures are the statistics and samples of a container.
+type Figures struct {
+	Stats   *runtimeapi.ContainerStats `json:"stats"`
+	Samples []Sample                   `json:"samples"`
+}
+
+// Sample is a stats.Sample of the family with that name.
+type Sample struct {
+	Family string   `json:"family"`
+	Value  float64  `json:"value"`
+	Labels []string `json:"labels,omitempty"`
 }
 
 // Interface is a network interface of the guest, which finds it by its MAC address.
