@@ -176,7 +176,7 @@ build/tools/kubelet-probe: hack/kube/probe/main.go hack/kube/go.mod
 	go build -C hack/kube -o $(CURDIR)/$@ ./probe
 
 .PHONY: test-kubelet
-test-kubelet: build images kube ## test pods of each kind with a real kubelet, in a cluster of one node and in one of two
+test-kubelet: build images guest kube ## test pods of each kind with a real kubelet, in a cluster of one node and in one of two
 	@hack/kube.sh build metrics
 	$(GOTEST) -timeout 2h -parallel 6 -v ./test/kubelet/...
 	@hack/kube.sh build cluster
@@ -186,7 +186,7 @@ test-kubelet: build images kube ## test pods of each kind with a real kubelet, i
 
 # The part of test-kubelet in `make test`. If Kubernetes is not built, it is skipped with a message, because the build takes long.
 .PHONY: test-smoke
-test-smoke: build images build/tools/gotestsum
+test-smoke: build images guest build/tools/gotestsum
 	@if hack/kube.sh check >/dev/null; then hack/gotest.sh $@ ./test/kubelet -vet=off -count=1 -parallel 3 -run '^TestSmoke$$'; else \
 	  echo 'make test: WITHOUT the smoke test of a real kubelet; make test-kubelet builds what is missing'; fi
 

@@ -128,7 +128,7 @@ func NewDaemon(t testing.TB, opts ...Option) *Daemon {
 	set(d.config, "nri.socket", d.NRISocket())
 	set(d.config, "nri.plugin_path", filepath.Join(d.Dir, "plugins"))
 	set(d.config, "nri.plugin_config_path", filepath.Join(d.Dir, "plugins.d"))
-	if os.Getenv(handlerVariable) == OCIHandler {
+	if DefaultHandler() == OCIHandler {
 		VMOCI(t)(d)
 		set(d.config, "node.default_handler", OCIHandler)
 	}

@@ -52,6 +52,14 @@ func VM(t testing.TB) Option {
 // that run containers can do.
 const handlerVariable = "TRIPOD_TEST_HANDLER"
 
+// DefaultHandler returns OCIHandler if that is the default handler, otherwise "".
+func DefaultHandler() string {
+	if os.Getenv(handlerVariable) == OCIHandler {
+		return OCIHandler
+	}
+	return ""
+}
+
 // OCIHandler is the handler of machines that run containers.
 const OCIHandler = "vm-oci"
 

@@ -176,7 +176,7 @@ func TestRestartPolicies(t *testing.T) {
 		if test.fails {
 			container, outcome = test.kind.fails, "fails"
 		}
-		t.Run(fmt.Sprintf("%s/%s/%s", test.kind.name, test.policy, outcome), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s/%s/%s", test.kind.runtimeClass(), test.policy, outcome), func(t *testing.T) {
 			t.Parallel()
 			test.kind.reserve(t)
 			k, n := test.kind, c.Namespace(t)

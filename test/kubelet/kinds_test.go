@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -16,7 +17,9 @@ import (
 
 // kind describes a kind of pod for the tests.
 type kind struct {
-	name string // also the name of the RuntimeClass
+	name string
+	// class is the RuntimeClass; the name if it is empty.
+	class string
 	// web is an image that serves HTTP on port 80. Its answers contain greeting.
 	web, greeting string
 	// resources are the resources of the container, in YAML. A machine has its limit as memory. The node has two CPUs for
@@ -44,6 +47,21 @@ var kinds = []kind{
 		prints: `image: ` + harness.TinyEnds, says: "tick 00001"},
 }
 
+func init() {
+	if harness.DefaultHandler() != "" { // the tests show what containers in machines can do
+		kinds[0] = inMachines(kinds[0])
+	}
+}
+
+// inMachines returns the kind with each pod's containers in a machine of their own.
+func inMachines(k kind) kind {
+	k.class, k.resources, k.replicas, k.boots = harness.OCIHandler, "{limits: {memory: 128Mi}}", 1, harness.GuestTimeout
+	return k
+}
+
+// runtimeClass is the kind's RuntimeClass, and its name in the tests.
+func (k kind) runtimeClass() string { return cmp.Or(k.class, k.name) }
+
 // machines limits the tests that run machines at the same time, because an emulated machine keeps a CPU busy while it
 // boots.
 var machines = make(chan struct{}, 2)
@@ -51,7 +69,7 @@ var machines = make(chan struct{}, 2)
 // reserve waits until a test with pods of this kind can begin.
 func (k kind) reserve(t *testing.T) {
 	t.Helper()
-	if k.name == "vm" {
+	if k.name == "vm" || k.class == harness.OCIHandler {
 		machines <- struct{}{}
 		t.Cleanup(func() { <-machines })
 	}
@@ -63,7 +81,7 @@ func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kub
 	c := kube.Shared(t)
 	t.Parallel()
 	for _, k := range kinds {
-		t.Run(k.name, func(t *testing.T) {
+		t.Run(k.runtimeClass(), func(t *testing.T) {
 			t.Parallel()
 			k.reserve(t)
 			test(t, k, c.Namespace(t))
@@ -74,7 +92,7 @@ func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kub
 // fill replaces the words RUNTIME, WEB, GRACE and RESOURCES in a text with the values of the kind, and BUSYBOX with the
 // busybox image.
 func (k kind) fill(text string) string {
-	return strings.NewReplacer("RUNTIME", k.name, "WEB", k.web, "GRACE", strconv.Itoa(k.grace), "RESOURCES", k.resources, "BUSYBOX", harness.Busybox).Replace(text)
+	return strings.NewReplacer("RUNTIME", k.runtimeClass(), "WEB", k.web, "GRACE", strconv.Itoa(k.grace), "RESOURCES", k.resources, "BUSYBOX", harness.Busybox).Replace(text)
 }
 
 // deployment returns a Deployment "web" of the kind's web server, and its Service.

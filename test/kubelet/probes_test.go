@@ -52,7 +52,7 @@ func TestProbes(t *testing.T) {
 		{vm, "http", vm.web, "httpGet: {port: 80}", "httpGet: {port: 80, path: /nothing}"},
 		{vm, "exec", vm.web, "exec: {command: [test, -d, /www]}", "exec: {command: [test, -d, /nothing]}"},
 	} {
-		t.Run(test.kind.name+"/"+test.probe, func(t *testing.T) {
+		t.Run(test.kind.runtimeClass()+"/"+test.probe, func(t *testing.T) {
 			t.Parallel()
 			test.kind.reserve(t)
 			k, n := test.kind, c.Namespace(t)

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,10 +11,14 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestSmoke is the only test of this package in `make test`. For each kind it runs a Deployment with a Service, calls
+// TestSmoke is the only test of this package in `make test`. For each kind, and for containers in machines, it runs a Deployment with a Service, calls
 // the Service from the node and from a pod, checks the log and exec, and deletes the Deployment.
 func TestSmoke(t *testing.T) {
-	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
+	all := kinds
+	if kinds[0].class == "" {
+		all = append(slices.Clone(kinds), inMachines(kinds[0]))
+	}
+	forKinds(t, all, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(client + "---" + k.deployment(k.replicas))
 		pods := n.WaitPods("app=web", k.replicas, k.boots)
 		n.WaitReady("client", kube.Timeout)

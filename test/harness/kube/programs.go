@@ -154,8 +154,11 @@ func (n *Node) writeDaemonConfig(change ...map[string]map[string]any) error {
 			"default": map[string]any{"enabled": !n.cluster.flannel()},
 		},
 		"linux":   {"cgroup_parent": n.cgroup() + "/pods"},
-		"vm":      {"accel": "tcg", "default_memory": 128 << 20},
+		"vm":      {"accel": "tcg", "default_memory": 128 << 20, "guest_dir": filepath.Join(harness.Root(), "build", "guest")},
 		"metrics": {"address": MetricsAddress},
+	}
+	if handler := harness.DefaultHandler(); handler != "" {
+		config["node"]["default_handler"] = handler
 	}
 	all := map[string]any{"root": n.path("tripod")}
 	for section, keys := range config {
