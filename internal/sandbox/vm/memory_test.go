@@ -1,6 +1,8 @@
 package vm
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -52,5 +54,32 @@ func TestNoShortage(t *testing.T) {
 		if why := r.shortage(p, 1<<40); why != "" {
 			t.Errorf("shortage(pod %s) = %q, want none", p.Config.Metadata.Name, why)
 		}
+	}
+}
+
+// TestLimitAboveTheParents: a kubelet tells of a pod's new CPU limit before it raises that of the pod's cgroup. That is no error,
+// and the machine has no lower limit of its own afterwards.
+func TestLimitAboveTheParents(t *testing.T) {
+	r := newRig(t)
+	tree := r.config.Cgroup
+	parent := tree.Parent + "/kubepods/pod"
+	dir := parent + "/machine"
+	quota := func(v int64) *runtimeapi.LinuxContainerResources {
+		return &runtimeapi.LinuxContainerResources{CpuQuota: v, CpuPeriod: 100_000}
+	}
+	for _, dir := range []string{parent, dir} {
+		for _, controller := range []string{"cpu", "memory"} {
+			r.must(tree.Make(controller, dir))
+		}
+		r.must(tree.Apply(dir, tree.Limits(quota(30_000), nil)))
+	}
+	r.must(r.limit(dir, 64<<20, quota(20_000)))
+	r.must(r.limit(dir, 64<<20, quota(50_000)))
+	file, want := filepath.Join(tree.Roots[tree.Hierarchy("cpu")], dir, "cpu.cfs_quota_us"), "-1\n"
+	if tree.V2 {
+		file, want = filepath.Join(tree.Roots[tree.Hierarchy("cpu")], dir, "cpu.max"), "50000 100000\n"
+	}
+	if got, err := os.ReadFile(file); err != nil || string(got) != want {
+		t.Errorf("%s: got %q, error %v; want %q", file, got, err, want)
 	}
 }
