@@ -207,7 +207,9 @@ func TestSamplesOfGuest(t *testing.T) {
 		sample("of_my_own", 1),
 	})
 	want := stats.Samples{{Family: stats.CPUUsage, Value: 1.5, Labels: []string{"total"}}, {Family: stats.MemoryUsage}, {Family: stats.MemoryRSS, Value: 1 << 53}}
-	same := func(a, b stats.Sample) bool { return a.Family == b.Family && a.Value == b.Value && slices.Equal(a.Labels, b.Labels) }
+	same := func(a, b stats.Sample) bool {
+		return a.Family == b.Family && a.Value == b.Value && slices.Equal(a.Labels, b.Labels)
+	}
 	if !slices.EqualFunc(got, want, same) {
 		t.Errorf("samples: got %v, want %v", got, want)
 	}
