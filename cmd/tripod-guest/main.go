@@ -17,7 +17,10 @@ var version = "dev" // set by the linker
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	guestnode.Run(version, func(ctx context.Context, root, runDir string, images *guestnode.Images) (guestnode.Backend, error) {
-		return linux.Open(ctx, linux.Config{Root: root, RunDir: runDir, Runtime: "crun", CgroupDriver: "cgroupfs", Annotations: sandbox.AllowList{"*"}}, linux.Services{Images: images, Logger: log})
+		return linux.Open(ctx, linux.Config{
+			Root: root, RunDir: runDir, Runtime: "crun", CgroupDriver: "cgroupfs", Annotations: sandbox.AllowList{"*"},
+			Tried: []linux.Tried{linux.DebianCrun}, NoUserNamespaces: true, // vm.OCI refuses them
+		}, linux.Services{Images: images, Logger: log})
 	}, log)
 	os.Exit(1)
 }

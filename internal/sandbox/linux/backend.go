@@ -49,6 +49,11 @@ type Config struct {
 	CDIDirs []string
 	// Annotations are those that pods may use.
 	Annotations sandbox.AllowList
+	// Tried are the results of trials that Open need not repeat, because the kernel and the programs are always the same. Open
+	// tries a runtime with another version. It does not run conmon if there are any.
+	Tried []Tried
+	// NoUserNamespaces refuses pods with user namespaces, without a trial.
+	NoUserNamespaces bool
 }
 
 // Services are the parts of the node that the backend uses.
@@ -194,7 +199,9 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	if b.notifier, err = notifier.Listen(cfg.notifierSocket(), b.reportForbidden, s.Logger); err != nil {
 		s.Logger.Warn("containers cannot have a seccomp notifier", "err", err)
 	}
-	b.users.begin(s.Logger, func(ctx context.Context) error { return rt.probeUserNamespace(ctx, cfg, groups) })
+	if !cfg.NoUserNamespaces {
+		b.users.begin(s.Logger, func(ctx context.Context) error { return rt.probeUserNamespace(ctx, cfg, groups) })
+	}
 	return b, nil
 }
 

@@ -34,24 +34,38 @@ type monitor struct {
 
 // openMonitor finds conmon and prepares to start it.
 func openMonitor(ctx context.Context, cfg Config, g cgroups) (monitor, error) {
-	m, err := findMonitor(ctx, cfg)
+	find := findMonitor
+	if len(cfg.Tried) > 0 {
+		find = lookUpMonitor
+	}
+	m, err := find(ctx, cfg)
 	if err == nil {
 		m.spawner, err = newSpawner(ctx, g)
 	}
 	return m, err
 }
 
-func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
+// lookUpMonitor finds conmon without running it.
+func lookUpMonitor(_ context.Context, cfg Config) (monitor, error) {
 	found, err := exec.LookPath(cmp.Or(cfg.Conmon, "conmon"))
 	if err != nil {
 		return monitor{}, fmt.Errorf("find conmon (Debian: apt-get install conmon): %w: %w", err, errdefs.ErrUnavailable)
 	}
-	out, err := exec.CommandContext(ctx, found, "--version").Output()
+	return monitor{path: found}, nil
+}
+
+// findMonitor finds conmon, and makes sure that it can run.
+func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
+	m, err := lookUpMonitor(ctx, cfg)
 	if err != nil {
-		return monitor{}, fmt.Errorf("%s --version: %w: %w", found, err, errdefs.ErrUnavailable)
+		return m, err
 	}
-	version, _, _ := strings.Cut(string(out), "\n")
-	return monitor{path: found, version: version}, nil
+	out, err := exec.CommandContext(ctx, m.path, "--version").Output()
+	if err != nil {
+		return monitor{}, fmt.Errorf("%s --version: %w: %w", m.path, err, errdefs.ErrUnavailable)
+	}
+	m.version, _, _ = strings.Cut(string(out), "\n")
+	return m, nil
 }
 
 // launch holds the parameters of one conmon.

@@ -119,23 +119,33 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 	rt := ociRuntime{path: found, version: version, root: cfg.ociDir(), systemd: systemd, sealed: seal(found, version), cli: &runc.Runc{
 		Command: found, Root: cfg.ociDir(), SystemdCgroup: systemd, Setpgid: true,
 	}}
-	if out, err := exec.CommandContext(ctx, found, "features").Output(); err == nil { // crun 1.8 does not have the command
-		rt.features = parseFeatures(out)
+	probed, users, both := rt, errNoUsers, guard.Group{}
+	both.Go(func() error { return probed.try(ctx, cfg, g) })
+	if !cfg.NoUserNamespaces {
+		both.Go(func() error {
+			users = rt.probeUserNamespace(ctx, cfg, g)
+			return nil
+		})
 	}
-	probed, both := rt, guard.Group{}
-	both.Go(func() (err error) {
-		probed.recursiveReadOnly, probed.releases, err = rt.probe(ctx, cfg, g)
-		return err
-	})
-	both.Go(func() error {
-		probed.userNamespaces = rt.probeUserNamespace(ctx, cfg, g)
-		return nil
-	})
 	if err := both.Wait(); err != nil {
 		rt.sealed.close()
 		return ociRuntime{}, fmt.Errorf("%s (%s) does not work on this host: %w", found, version, err)
 	}
+	probed.userNamespaces = users
 	return probed, nil
+}
+
+// try finds out what the runtime can do on this host, unless that is known.
+func (r *ociRuntime) try(ctx context.Context, cfg Config, g cgroups) (err error) {
+	if known, ok := cfg.tried(r.version); ok {
+		r.features, r.recursiveReadOnly, r.releases = known.Features, known.RecursiveReadOnly, known.Releases
+		return nil
+	}
+	if out, err := exec.CommandContext(ctx, r.path, "features").Output(); err == nil { // crun 1.8 does not have the command
+		r.features = parseFeatures(out)
+	}
+	r.recursiveReadOnly, r.releases, err = r.probe(ctx, cfg, g)
+	return err
 }
 
 // parseFeatures reads the answer of the runtime's command "features" (runtime-spec, features.md).

@@ -167,6 +167,9 @@ func (u *usersProbe) repeat(ctx context.Context, log *slog.Logger, try func(cont
 
 // end ends the trials, and waits for one that is under way.
 func (u *usersProbe) end() {
+	if u.stop == nil { // there are none
+		return
+	}
 	u.stop()
 	<-u.done
 }
