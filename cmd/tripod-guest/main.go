@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"runtime"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
@@ -20,6 +21,7 @@ func main() {
 		return linux.Open(ctx, linux.Config{
 			Root: root, RunDir: runDir, Runtime: "crun", CgroupDriver: "cgroupfs", Annotations: sandbox.AllowList{"*"},
 			Tried: []linux.Tried{linux.DebianCrun}, NoUserNamespaces: true, // vm.OCI refuses them
+			ExecStarts: runtime.NumCPU(),
 		}, linux.Services{Images: images, Logger: log})
 	}, log)
 	os.Exit(1)

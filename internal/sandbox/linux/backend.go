@@ -52,6 +52,9 @@ type Config struct {
 	// Tried are the results of trials that Open need not repeat, because the kernel and the programs are always the same. Open
 	// tries a runtime with another version. It does not run conmon if there are any.
 	Tried []Tried
+	// ExecStarts is how many programs Exec starts at the same time; 0: no limit. A program that its caller gives up is started
+	// and then killed, so those of frequent probes would pile up where a start takes longer than the probes wait.
+	ExecStarts int
 	// NoUserNamespaces refuses pods with user namespaces, without a trial.
 	NoUserNamespaces bool
 }
@@ -193,7 +196,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups, joins: newJoins(groups),
 		sampler: stats.NewSampler(8192), volatile: noVolatile == nil, labels: labels,
 		ledger:   ledger.New[state, life](format, cfg.stateFile, s.Logger),
-		sessions: &Sessions{log: s.Logger, spawner: conmon.spawner, hubs: map[process.ID]*hub{}}, pauses: map[string]*process.Process{},
+		sessions: newSessions(s.Logger, conmon.spawner, cfg.ExecStarts), pauses: map[string]*process.Process{},
 		forbidden: newForbiddenCalls(), users: newUsersProbe(rt.userNamespaces),
 	}
 	if b.notifier, err = notifier.Listen(cfg.notifierSocket(), b.reportForbidden, s.Logger); err != nil {

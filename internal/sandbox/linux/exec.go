@@ -28,6 +28,9 @@ const (
 	execKill = 5 * time.Second
 	// killPause is the interval between checks for the PID of a program that must be killed.
 	killPause = 5 * time.Millisecond
+	// startMax limits how long the start of a program delays those of others. startPoll is the interval between checks whether
+	// it has started.
+	startMax, startPoll = 10 * time.Second, 10 * time.Millisecond
 )
 
 // Exec implements sandbox.Execer.
@@ -80,13 +83,32 @@ func (s *Sessions) exec(ctx context.Context, p sessionPlan, req sandbox.ExecRequ
 	if err != nil {
 		return 0, err
 	}
+	if x.started, err = s.beginStart(ctx); err != nil {
+		return 0, err
+	}
 	return x.run(ctx, m, m.execCommand(p.ID, dir.path, rt, options))
+}
+
+// beginStart waits until a program may be started. The caller calls the returned function when the program has started, or will
+// not start.
+func (s *Sessions) beginStart(ctx context.Context) (started func(), err error) {
+	if s.starts == nil {
+		return func() {}, nil
+	}
+	select {
+	case s.starts <- struct{}{}:
+		return sync.OnceFunc(func() { <-s.starts }), nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("exec: wait for programs that are being started: %w", context.Cause(ctx))
+	}
 }
 
 // execution is one program run by exec.
 type execution struct {
 	dir  string
 	init *process.Process // the container's
+	// started is called when the program has started, or will not start.
+	started func()
 
 	stdin, stdout, stderr *os.File       // the program's ends of the pipes (with a terminal, the runtime's); closed after the start
 	onStart               []func()       // run as goroutines after the start
@@ -200,6 +222,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 
 // run starts the program, waits for its exit and its output, and returns its exit code.
 func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, error) {
+	defer x.started()
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
 	}
@@ -217,6 +240,7 @@ func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, e
 		err = cmd.Wait()
 		close(ended)
 	}()
+	go x.awaitStart(ended)
 	select {
 	case <-ended:
 	case <-ctx.Done():
@@ -228,6 +252,22 @@ func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, e
 		x.drain(ctx)
 	}
 	return code, err
+}
+
+// awaitStart calls started once the program has started. A start that takes longer than startMax does not delay others.
+func (x *execution) awaitStart(ended <-chan struct{}) {
+	defer x.started()
+	limit, look := time.After(startMax), time.NewTicker(startPoll)
+	defer look.Stop()
+	for !exists(x.pidFile()) {
+		select {
+		case <-look.C:
+		case <-ended:
+			return
+		case <-limit:
+			return
+		}
+	}
 }
 
 // drain waits until all output is read. It waits at most execDrain, because another process may hold the output open.

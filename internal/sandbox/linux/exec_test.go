@@ -44,6 +44,52 @@ func TestExec(t *testing.T) {
 	})
 }
 
+// TestExecStarts: with a limit, a program that cannot be started before its caller gives up is never started. A program that
+// has started does not delay others.
+func TestExecStarts(t *testing.T) {
+	r := newRig(t, "crun")
+	r.sessions.starts = make(chan struct{}, 1)
+	p := r.pod()
+	c := p.container(forever).start()
+	ctx, end := context.WithCancel(t.Context())
+	up, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := r.Exec(ctx, p.Pod, c.Container, sandbox.ExecRequest{
+			Cmd: []string{"/bin/sh", "-c", "echo up; exec sleep 3333"}, Stdout: writerFunc(func(b []byte) (int, error) { close(up); return len(b), nil }),
+		})
+		ended <- err
+	}()
+	<-up
+	try := func(limit time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		_, err := r.Exec(ctx, p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/sh", "-c", "echo started >>/started"}})
+		return err
+	}
+	if err := try(time.Minute); err != nil {
+		t.Errorf("Exec beside a program that runs: %v", err)
+	}
+	r.sessions.starts <- struct{}{} // as a program that is being started
+	if err := try(50 * time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Exec beside a program that is being started: got error %v, want that its time is over", err)
+	}
+	<-r.sessions.starts
+	if err := try(time.Minute); err != nil {
+		t.Errorf("Exec after another start: %v", err)
+	}
+	var out bytes.Buffer
+	if _, err := r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/cat", "/started"}, Stdout: &out}); err != nil || out.String() != "started\nstarted\n" {
+		t.Errorf("programs that were started: got %q, error %v; want two", &out, err)
+	}
+	end()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the first program: got error %v, want that it was canceled", err)
+	}
+	if n := len(r.sessions.starts); n != 0 {
+		t.Errorf("programs that are being started: got %d, want none", n)
+	}
+}
+
 // TestC4ExecDrain: a child that holds the output does not block the caller, and no program outlives its context.
 func TestC4ExecDrain(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {

@@ -24,6 +24,8 @@ import (
 // implements sandbox.SessionServer.
 type Sessions struct {
 	log *slog.Logger
+	// starts has an element for each program that is being started. It is nil if their number has no limit.
+	starts chan struct{}
 
 	mu      sync.Mutex
 	spawner *spawner // nil until the first exec in a carrier
@@ -32,8 +34,14 @@ type Sessions struct {
 }
 
 // NewSessions returns the server of the sessions in a carrier.
-func NewSessions(log *slog.Logger) *Sessions {
-	return &Sessions{log: log, hubs: map[process.ID]*hub{}}
+func NewSessions(log *slog.Logger) *Sessions { return newSessions(log, nil, 0) }
+
+func newSessions(log *slog.Logger, sp *spawner, starts int) *Sessions {
+	s := &Sessions{log: log, spawner: sp, hubs: map[process.ID]*hub{}}
+	if starts > 0 {
+		s.starts = make(chan struct{}, starts)
+	}
+	return s
 }
 
 // sessionPlan is what a session needs to know about its container and this backend.
