@@ -57,7 +57,7 @@ func TestNoShortage(t *testing.T) {
 	}
 }
 
-// TestLimitAboveTheParents: a kubelet tells of a pod's new CPU limit before it raises that of the pod's cgroup. That is no error,
+// TestLimitAboveTheParents: a kubelet reports a pod's new CPU limit before it raises that of the pod's cgroup. That is no error,
 // and the machine has no lower limit of its own afterwards.
 func TestLimitAboveTheParents(t *testing.T) {
 	r := newRig(t)

@@ -55,6 +55,8 @@ const (
 	reportTime = 5 * time.Second
 	// cloneTime bounds the start of a machine from a template. Then the pod gets a machine that boots.
 	cloneTime = 30 * time.Second
+	// loadTime bounds the wait for the templates of earlier daemons, which are quicker to read than a machine boots.
+	loadTime = 5 * time.Second
 	// templateQueue is how many templates can wait to be made.
 	templateQueue = 16
 )
@@ -109,6 +111,9 @@ type templates struct {
 	// scope is "namespace", or "node" if the pods of all namespaces use the same templates.
 	scope  string
 	wanted chan wish
+	// ready is closed when load has read the templates of earlier daemons.
+	ready  chan struct{}
+	loaded sync.Once
 	// free returns how much memory and disk the node has for templates, in bytes. Tests replace it.
 	free func() (memory, disk uint64, err error)
 
@@ -127,12 +132,13 @@ func (o *OCI) newTemplates(c Config) *templates {
 	return &templates{
 		o: o, dir: templatesDir(c.Root), log: o.log, most: c.VM.Templates, scope: c.VM.TemplateScope,
 		wanted: make(chan wish, templateQueue), free: func() (uint64, uint64, error) { return freeRoom(c.Root) },
-		have: map[string]*Template{}, queued: map[string]bool{}, troubles: map[string]trouble{},
+		ready: make(chan struct{}), have: map[string]*Template{}, queued: map[string]bool{}, troubles: map[string]trouble{},
 	}
 }
 
 // load reads the templates that earlier daemons have made, and removes those that are incomplete or no longer of use.
 func (t *templates) load(ctx context.Context) {
+	defer t.loaded.Do(func() { close(t.ready) })
 	entries, err := os.ReadDir(t.dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.log.Warn("templates of machines are not used", "err", err)
@@ -208,6 +214,11 @@ func (t *templates) fits(d machine.Definition) bool {
 func (t *templates) use(ctx context.Context, p *sandbox.Pod, d *machine.Definition) error {
 	if !t.fits(*d) || t.o.boots(p.ID) {
 		return nil
+	}
+	select { // the daemon may have just started
+	case <-t.ready:
+	case <-time.After(loadTime):
+	case <-ctx.Done():
 	}
 	name, err := t.name(ctx, t.namespace(p), *d)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -405,4 +406,23 @@ func TestSessionsAreBounded(t *testing.T) {
 	if _, err := o.beginSession("p"); !errdefs.IsResourceExhausted(err) {
 		t.Errorf("one session too many: got %v, want ResourceExhausted", err)
 	}
+}
+
+// TestTemplatesAwaitLoad: a pod that comes while the daemon still reads its templates waits for them, but not forever.
+func TestTemplatesAwaitLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newTemplateRig(t)
+		r.add("a", 1, 0)
+		next := r.open().o.newTemplates(r.cfg)
+		if d := r.use(next, "a", 1, 1); d.Saved != "" {
+			t.Errorf("a template of a daemon that does not read them: got %q", d.Saved)
+		}
+		go func() {
+			time.Sleep(time.Second) // pacing: the pod waits meanwhile
+			next.load(t.Context())
+		}()
+		if d := r.use(next, "a", 1, 1); d.Saved == "" {
+			t.Error("a pod that waited has no template")
+		}
+	})
 }

@@ -34,7 +34,7 @@ func (b *Backend) cgroupOf(p *sandbox.Pod) string {
 // limit applies a container's limits to a cgroup. The memory limit is the guest's memory plus the hypervisor's
 // overhead.
 //
-// With cgroup v1, no cgroup has more CPU time than its parent. A kubelet tells of a pod's new limit before it raises that of
+// With cgroup v1, no cgroup has more CPU time than its parent. A kubelet reports a pod's new limit before it raises that of
 // the pod's cgroup. The machine's cgroup then gets no limit of its own, and the parent's limit applies, now and later.
 func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContainerResources) error {
 	own := &runtimeapi.LinuxContainerResources{
