@@ -39,18 +39,21 @@ type kind struct {
 }
 
 var kinds = []kind{
-	{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, grace: 1, boots: kube.Timeout, exec: true,
-		prints: `image: BUSYBOX, command: [echo, done]`, says: "done\n", fails: `image: BUSYBOX, command: [sh, -c, exit 3]`},
+	containers(),
 	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{requests: {cpu: 10m}, limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, grace: 10, boots: kube.Timeout,
 		prints: `image: ` + harness.CommandGo + `, args: [out, done]`, says: "done\n", fails: `image: ` + harness.CommandGo + `, args: [exit, "3"]`},
 	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, grace: 20, boots: harness.GuestTimeout, exec: true,
 		prints: `image: ` + harness.TinyEnds, says: "tick 00001"},
 }
 
-func init() {
-	if harness.DefaultHandler() != "" { // the tests show what containers in machines can do
-		kinds[0] = inMachines(kinds[0])
+// containers returns the kind of Linux containers: on the node, or in machines if these are the default.
+func containers() kind {
+	k := kind{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, grace: 1, boots: kube.Timeout, exec: true,
+		prints: `image: BUSYBOX, command: [echo, done]`, says: "done\n", fails: `image: BUSYBOX, command: [sh, -c, exit 3]`}
+	if harness.DefaultHandler() != "" {
+		return inMachines(k)
 	}
+	return k
 }
 
 // inMachines returns the kind with each pod's containers in a machine of their own.
