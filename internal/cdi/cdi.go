@@ -77,9 +77,10 @@ func (d *Devices) Inject(s *specs.Spec, names []string) error {
 	return nil
 }
 
-// AsBlocks returns a container's configuration with block devices of the node in the place of the names of its devices, for
+// AsBlocks returns a copy of a container's configuration with block devices of the node in the place of the names of its devices, for
 // backends that can add nothing else to a container.
 func (d *Devices) AsBlocks(config *runtimeapi.ContainerConfig) (*runtimeapi.ContainerConfig, error) {
+	config = proto.CloneOf(config)
 	names, err := Names(config)
 	if err != nil || len(names) == 0 {
 		return config, err
@@ -88,7 +89,6 @@ func (d *Devices) AsBlocks(config *runtimeapi.ContainerConfig) (*runtimeapi.Cont
 	if err != nil {
 		return nil, err
 	}
-	config = proto.CloneOf(config)
 	config.Devices, config.CDIDevices = append(config.Devices, blocks...), nil
 	maps.DeleteFunc(config.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, cdi.AnnotationPrefix) })
 	return config, nil

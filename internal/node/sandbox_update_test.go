@@ -32,7 +32,7 @@ func TestResizeKeepsMemory(t *testing.T) {
 	pod := b.run(t, "", config)
 	err := b.UpdateSandbox(t.Context(), pod, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 2 << 20, CpuQuota: 20_000}, nil)
 	if !errdefs.IsNotImplemented(err) || updates != 1 {
-		t.Errorf("UpdateSandbox: got error %v after %d updates, want not implemented after one", err, updates)
+		t.Errorf("UpdateSandbox: got error %v after %d updates, want Unimplemented after one", err, updates)
 	}
 	p, err := b.Pod(pod)
 	must(t, err)

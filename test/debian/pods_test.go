@@ -1,7 +1,6 @@
 package debian
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -155,7 +154,9 @@ func TestDatabasesInPods(t *testing.T) {
 			p = newPod()
 			serve(2)
 			if handler == harness.OCIHandler {
-				killMachine(t, d, p)
+				if err := syscall.Kill(p.MachinePid(), syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
 				p.Remove()
 				p = newPod()
 				serve(3)
@@ -185,20 +186,4 @@ func eventually(t *testing.T, c *harness.Container, cond func() error) {
 		}
 	}()
 	harness.Eventually(t, 10*time.Minute, cond)
-}
-
-// killMachine kills the machine of a pod.
-func killMachine(t *testing.T, d *harness.Daemon, p *harness.Pod) {
-	t.Helper()
-	resp, err := d.CRI().PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.ID, Verbose: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var info struct{ Pid int }
-	if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil || info.Pid == 0 {
-		t.Fatalf("verbose status: got %q, error %v; want a PID", resp.Info["info"], err)
-	}
-	if err := syscall.Kill(info.Pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -112,15 +111,7 @@ func TestVMOCIFaults(t *testing.T) {
 	hung := pods["hung"].Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 	kill := func(p *harness.Pod, signal syscall.Signal) {
 		t.Helper()
-		resp, err := d.CRI().PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.ID, Verbose: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var info struct{ Pid int }
-		if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil || info.Pid == 0 {
-			t.Fatalf("verbose status: got %q, error %v; want a PID", resp.Info["info"], err)
-		}
-		if err := syscall.Kill(info.Pid, signal); err != nil {
+		if err := syscall.Kill(p.MachinePid(), signal); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -3,6 +3,7 @@ package harness
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -167,6 +168,20 @@ func (p *Pod) Status() *runtimeapi.PodSandboxStatus {
 		p.t.Fatalf("PodSandboxStatus: %v", err)
 	}
 	return resp.Status
+}
+
+// MachinePid returns the PID of the pod's machine.
+func (p *Pod) MachinePid() int {
+	p.t.Helper()
+	resp, err := p.d.CRI().PodSandboxStatus(context.Background(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.ID, Verbose: true})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var info struct{ Pid int }
+	if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil || info.Pid == 0 {
+		p.t.Fatalf("verbose status: got %q, error %v; want a PID", resp.Info["info"], err)
+	}
+	return info.Pid
 }
 
 // IP returns the pod's primary address.

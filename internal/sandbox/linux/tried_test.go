@@ -17,7 +17,7 @@ import (
 func TestTried(t *testing.T) {
 	crun, err := exec.LookPath("crun")
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	version, err := exec.Command(crun, "--version").Output()
 	if err != nil {
@@ -65,7 +65,7 @@ func TestTried(t *testing.T) {
 func TestDebianCrun(t *testing.T) {
 	r := newRig(t, "crun")
 	if r.runtime.version != DebianCrun.Version {
-		t.Skipf("this machine has %s", r.runtime.version)
+		t.Skipf("this machine has %s, and the guest %s", r.runtime.version, DebianCrun.Version)
 	}
 	got := Tried{
 		Version: r.runtime.version, RecursiveReadOnly: r.runtime.recursiveReadOnly, Releases: r.runtime.releases, Features: r.runtime.features,

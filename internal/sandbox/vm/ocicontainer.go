@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cdi"
@@ -136,15 +135,15 @@ func (r ociResolved) export() sandbox.Resolved {
 	return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}
 }
 
-// inGuest plugs in the container's images and block devices, mounts its volumes below the pod's share, and returns the container as the guest
-// sees it.
+// inGuest plugs in the container's images and block devices, mounts its volumes below the pod's share, and returns the
+// container as the guest sees it.
 func (o *OCI) inGuest(ctx context.Context, pod *ociPod, c *sandbox.Container) (guestapi.Create, error) {
 	own, err := o.plugImage(ctx, pod, c.ImageID)
 	if err != nil {
 		return guestapi.Create{}, err
 	}
 	create := guestapi.Create{Images: []guestapi.Image{own}}
-	config, err := cdi.New(o.machines.cfg.CDIDirs).AsBlocks(proto.CloneOf(c.Config))
+	config, err := cdi.New(o.machines.cfg.CDIDirs).AsBlocks(c.Config)
 	if err != nil {
 		return guestapi.Create{}, err
 	}

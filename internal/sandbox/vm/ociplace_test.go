@@ -105,7 +105,7 @@ func hardware(cpus string) *runtimeapi.ContainerConfig {
 // numbers of the node's hardware.
 func TestCPUSetsAreTheMachines(t *testing.T) {
 	if runtime.NumCPU() < 2 {
-		t.Skip("needs two CPUs")
+		t.Skip("a machine with one CPU has no two sets of CPUs")
 	}
 	var saw []*runtimeapi.LinuxContainerResources
 	r := newOCIRig(t, sawResources(&saw))

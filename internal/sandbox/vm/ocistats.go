@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -56,15 +57,19 @@ func (o *OCI) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 	return result, samples, err
 }
 
-// guestSamples returns those samples of a guest that can be true. None is there twice: a kubelet would report nothing at all.
-func guestSamples(said []guestapi.Sample) (samples stats.Samples) {
-	known := map[string]bool{}
+var familyByName = sync.OnceValue(func() map[string]*stats.Family {
 	families := map[string]*stats.Family{}
 	for _, f := range stats.Families {
 		families[f.Name] = f
 	}
+	return families
+})
+
+// guestSamples returns those samples of a guest that can be true. None is there twice: a kubelet would report nothing at all.
+func guestSamples(said []guestapi.Sample) (samples stats.Samples) {
+	known := map[string]bool{}
 	for _, s := range said[:min(len(said), mostSamples)] {
-		f := families[s.Family]
+		f := familyByName()[s.Family]
 		odd := func(label string) bool { return len(label) > mostLabel || !utf8.ValidString(label) }
 		if f == nil || len(s.Labels) != len(f.Labels) || slices.ContainsFunc(s.Labels, odd) || strings.HasPrefix(s.Family, "container_fs_") {
 			continue

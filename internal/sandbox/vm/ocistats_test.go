@@ -80,7 +80,7 @@ func TestStatsAreTheNodes(t *testing.T) {
 				Timestamp: past, FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/scratch/containers"}, UsedBytes: number(2 << 20), InodesUsed: number(4),
 			},
 		}}))
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) // pacing: the machine runs, by the clock of the bubble
 		r.fill(t, 1<<20)
 		s, now := r.stats(t, r.container), time.Now().UnixNano()
 		layer := s.GetWritableLayer()
@@ -117,7 +117,7 @@ func TestStatsOfHostileGuest(t *testing.T) {
 		const memory, minute uint64 = 256<<20 + guestOverhead, uint64(time.Minute)
 		var s *runtimeapi.ContainerStats
 		for range 2 { // the second time, there is a rate
-			time.Sleep(time.Minute)
+			time.Sleep(time.Minute) // pacing: the machine runs, by the clock of the bubble
 			s = r.stats(t, r.container)
 		}
 		for name, c := range map[string]struct{ got, most uint64 }{
