@@ -81,7 +81,7 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	keyvalue := keyvalueCommand()
 	keyvalue.GroupID = groupWasm
 	root.AddCommand(keyvalue)
-	machines := machineCommand()
+	machines := machineCommand(app)
 	machines.GroupID = groupNode
 	root.AddCommand(machines)
 	orchestrator := orchestratorCommand()

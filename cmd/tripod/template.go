@@ -8,12 +8,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
 )
 
-func machineCommand() *cobra.Command {
-	c := &cobra.Command{Use: "vm", Short: "Look after what the node keeps for machines"}
-	c.AddCommand(templateCommand())
+func machineCommand(app *cli.App) *cobra.Command {
+	c := &cobra.Command{Use: "vm", Short: "Attach disks to machines, and look after what the node keeps for them"}
+	disks := app.DiskCommand()
+	for _, runs := range disks.Commands() {
+		interruptible(runs)
+	}
+	c.AddCommand(disks, templateCommand())
 	return c
 }
 

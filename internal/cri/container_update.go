@@ -3,20 +3,47 @@ package cri
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// UpdateContainerResources changes the resources of a created or running container in place (KEP-1287). It ignores the
-// request's annotations, which are for other runtimes' experiments.
+// DiskAnnotation and the name of a disk are the key of an annotation of UpdateContainerResources that attaches the disk to a
+// running machine. The value is the path of a block device, with the suffix DiskReadOnly if the guest cannot write to it. The
+// empty value detaches the disk.
+const (
+	DiskAnnotation = sandbox.AnnotationPrefix + "vm.disk."
+	DiskReadOnly   = ",ro"
+)
+
+// UpdateContainerResources changes the resources of a created or running container in place (KEP-1287), or attaches or
+// detaches a disk of a running machine, if an annotation asks for that. It ignores the request's annotations for other
+// runtimes.
 func (s *Server) UpdateContainerResources(ctx context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	if err := validateUpdate(req); err != nil {
 		return nil, err
 	}
-	if err := s.node.UpdateContainer(ctx, req.GetContainerId(), req.GetLinux()); err != nil {
+	if err := s.update(ctx, req); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
+}
+
+func (s *Server) update(ctx context.Context, req *runtimeapi.UpdateContainerResourcesRequest) error {
+	if ours := ownAnnotations(req.GetAnnotations()); len(ours) > 0 {
+		name, value := strings.TrimPrefix(ours[0], DiskAnnotation), req.GetAnnotations()[ours[0]]
+		if value == "" {
+			return s.node.DetachDisk(ctx, req.GetContainerId(), name)
+		}
+		path, readOnly := strings.CutSuffix(value, DiskReadOnly)
+		return s.node.AttachDisk(ctx, req.GetContainerId(), sandbox.Disk{Name: name, Path: path, ReadOnly: readOnly})
+	}
+	return s.node.UpdateContainer(ctx, req.GetContainerId(), req.GetLinux())
 }
 
 func validateUpdate(req *runtimeapi.UpdateContainerResourcesRequest) error {
@@ -25,11 +52,37 @@ func validateUpdate(req *runtimeapi.UpdateContainerResourcesRequest) error {
 		return required("container_id")
 	case req.GetWindows() != nil:
 		return invalid("windows", "this node runs Linux")
-	case req.GetLinux() == nil:
+	}
+	if ours := ownAnnotations(req.GetAnnotations()); len(ours) > 0 {
+		return validateDisk(req, ours)
+	}
+	if req.GetLinux() == nil {
 		return required("linux")
 	}
 	return cmp.Or(
 		validateResources("linux", req.GetLinux()),
 		validateKeyValues("annotations", req.GetAnnotations()),
 	)
+}
+
+// ownAnnotations returns the keys of those annotations of an update that are meant for Tripod, sorted.
+func ownAnnotations(annotations map[string]string) []string {
+	keys := slices.Sorted(maps.Keys(annotations))
+	return slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, sandbox.AnnotationPrefix) })
+}
+
+// validateDisk checks an update with annotations for Tripod. It can have only one, and no resources, because they could
+// not be changed together.
+func validateDisk(req *runtimeapi.UpdateContainerResourcesRequest, ours []string) error {
+	field := fmt.Sprintf("annotations[%q]", ours[0])
+	path := strings.TrimSuffix(req.GetAnnotations()[ours[0]], DiskReadOnly)
+	switch {
+	case !strings.HasPrefix(ours[0], DiskAnnotation):
+		return invalid(field, "cannot change while a container runs; an update understands only %s and a disk's name", DiskAnnotation)
+	case len(ours) > 1:
+		return invalid(field, "is one of %d disks; an update attaches or detaches only one", len(ours))
+	case req.GetLinux() != nil:
+		return invalid("linux", "an update cannot change resources and disks; make two of it")
+	}
+	return cmp.Or(validateAbsolute(field, path), validateKeyValues("annotations", req.GetAnnotations()))
 }

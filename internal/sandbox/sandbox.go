@@ -307,6 +307,27 @@ type Updater interface {
 	UpdateContainer(ctx context.Context, p *Pod, c *Container) error
 }
 
+// DiskAttacher is for backends whose running containers, which are machines, can get and lose disks. The disks are gone when
+// the container ends. If a call fails or the daemon dies, a repeated call completes it.
+//
+// AttachDisk does nothing if the container has the disk. Errors: ErrInvalidArgument for a name or a path that no disk can have,
+// ErrAlreadyExists if another disk has the name, ErrFailedPrecondition if the container does not run or the device is in
+// use, ErrResourceExhausted, ErrNotImplemented. DetachDisk does not wait until the guest has stopped using the disk. It
+// returns ErrNotFound if AttachDisk has attached no disk of that name.
+type DiskAttacher interface {
+	AttachDisk(ctx context.Context, p *Pod, c *Container, d Disk) error
+	DetachDisk(ctx context.Context, p *Pod, c *Container, name string) error
+}
+
+// Disk is a block device of the node that a machine gets as a disk.
+type Disk struct {
+	// Name is the disk's serial number in the guest.
+	Name string
+	// Path is absolute.
+	Path     string
+	ReadOnly bool
+}
+
 // PodUpdater changes the resources of a whole pod in place, for backends that limit pods apart from their containers.
 // p.Config already holds the new resources and overhead, merged with the old ones. If the pod is a unit pod, the node
 // instead calls UpdateContainer. If UpdateSandbox fails, the node calls it again with the old resources, unless the error

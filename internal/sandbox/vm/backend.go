@@ -99,6 +99,7 @@ var (
 	_ sandbox.Dialer        = (*Backend)(nil)
 	_ sandbox.LogReopener   = (*Backend)(nil)
 	_ sandbox.Updater       = (*Backend)(nil)
+	_ sandbox.DiskAttacher  = (*Backend)(nil)
 	_ sandbox.StatsProvider = (*Backend)(nil)
 	_ sandbox.Inspector     = (*Backend)(nil)
 	_ sandbox.Readier       = (*Backend)(nil)

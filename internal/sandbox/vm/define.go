@@ -79,6 +79,7 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 	for _, n := range o.interfaces {
 		d.NICs = append(d.NICs, machine.NIC{MAC: n.MAC, MTU: n.MTU, Netns: o.pod.Netns, Tap: n.Tap})
 	}
+	d.Hotplug = !b.cfg.Plug && len(d.Disks)+len(d.NICs) <= hotplugSlots
 	if d.LibvirtCPU != "" && b.cfg.Driver.Name() != "libvirt" {
 		return d, fields.Unsupported("annotation VirtletLibvirtCPUSetting", `this node's driver is %q; name a model with VirtletCPUModel, or set vm.driver = "libvirt"`, b.cfg.Driver.Name())
 	}

@@ -90,6 +90,7 @@ func (d *doomed) Destroy(context.Context, string) error {
 	return errdefs.ErrInternal
 }
 
+func (d *doomed) Unplug(context.Context, string, int) error            { return nil }
 func (d *doomed) Plug(context.Context, string, machine.PlugDisk) error { return nil }
 func (d *doomed) Balloon(context.Context, string, uint64) error        { return nil }
 

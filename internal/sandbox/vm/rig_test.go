@@ -206,12 +206,15 @@ type hypervisor struct {
 	// ballooned lists the sizes that were requested of balloons. balloonErr is Balloon's answer.
 	ballooned  []uint64
 	balloonErr error
+	// plugErr is Plug's answer, if it is not nil.
+	plugErr error
 }
 
 type guest struct {
 	definition machine.Definition
 	state      machine.State
 	pressed    int
+	plugged    map[int]machine.PlugDisk
 
 	firmwareRead bool
 }
@@ -337,8 +340,30 @@ func (d *hypervisor) Balloon(_ context.Context, name string, memory uint64) erro
 	return d.balloonErr
 }
 
-func (d *hypervisor) Plug(context.Context, string, machine.PlugDisk) error { return nil }
-func (d *hypervisor) Save(context.Context, string, string) error           { return errdefs.ErrNotImplemented }
+func (d *hypervisor) Plug(_ context.Context, name string, disk machine.PlugDisk) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.plugErr != nil {
+		return d.plugErr
+	}
+	g := d.machines[name]
+	if g.plugged == nil {
+		g.plugged = map[int]machine.PlugDisk{}
+	}
+	if _, has := g.plugged[disk.LUN]; !has {
+		g.plugged[disk.LUN] = disk
+	}
+	return nil
+}
+
+func (d *hypervisor) Unplug(_ context.Context, name string, lun int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.machines[name].plugged, lun)
+	return nil
+}
+
+func (d *hypervisor) Save(context.Context, string, string) error { return errdefs.ErrNotImplemented }
 func (d *hypervisor) SaveKey(context.Context, machine.Definition) (string, error) {
 	return "", errdefs.ErrNotImplemented
 }

@@ -38,6 +38,8 @@ type state struct {
 	PreviousStart time.Time `json:"former,omitzero"`
 	// Pid is the PID of the hypervisor process.
 	Pid int `json:"pid,omitempty"`
+	// Hotplugged are the disks that the current run got by AttachDisk.
+	Hotplugged []hotplugged `json:"hotplugged,omitempty"`
 }
 
 // podState is a pod's state, in pod.json. The file is written before anything else that belongs to the pod is made.
@@ -77,7 +79,7 @@ func (s *state) end(m machine.State) {
 	if s.StartedAt.IsZero() || at.Before(s.StartedAt) {
 		s.StartedAt = at
 	}
-	s.Pid = 0
+	s.Pid, s.Hotplugged = 0, nil
 	s.Exit(at, code, reasonOf(m.Cause), m.Message)
 }
 

@@ -202,6 +202,9 @@ func (b *Backend) inspectContainer(ctx context.Context, p *sandbox.Pod, id strin
 	if l == nil {
 		return nil
 	}
+	if len(s.Hotplugged) > 0 {
+		v["disks"] = s.Hotplugged
+	}
 	if b.cfg.Accel != nil {
 		asking, cancel := context.WithTimeout(ctx, askTime)
 		defer cancel()

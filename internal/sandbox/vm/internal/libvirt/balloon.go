@@ -31,9 +31,12 @@ func (d *Driver) Balloon(ctx context.Context, name string, memory uint64) error 
 }
 
 // Plug implements machine.Driver.
-func (d *Driver) Plug(context.Context, string, machine.PlugDisk) error {
-	return fmt.Errorf("libvirt opens disks by their paths, with its own user: set vm.driver = \"qmp\": %w", errdefs.ErrNotImplemented)
-}
+func (d *Driver) Plug(context.Context, string, machine.PlugDisk) error { return errNoPlug }
+
+// Unplug implements machine.Driver.
+func (d *Driver) Unplug(context.Context, string, int) error { return errNoPlug }
+
+var errNoPlug = fmt.Errorf("libvirt opens disks by their paths, with its own user: set vm.driver = \"qmp\": %w", errdefs.ErrNotImplemented)
 
 // Save implements machine.Driver.
 func (d *Driver) Save(context.Context, string, string) error { return errNoSave }

@@ -58,6 +58,8 @@ type Definition struct {
 	SessionPorts bool `json:"sessionPorts,omitempty"`
 	// Plug adds a SCSI controller for the disks of Driver.Plug, and what Driver.Save needs.
 	Plug bool `json:"plug,omitempty"`
+	// Hotplug adds only that controller. Definitions by earlier releases lack it. The driver libvirt ignores it.
+	Hotplug bool `json:"hotplug,omitempty"`
 	// Saved, if set, is a directory in which Driver.Save has saved a machine with the same Driver.SaveKey. The machine
 	// continues from there instead of booting. Its NICs and shares are plugged in before it continues.
 	Saved string `json:"saved,omitempty"`
@@ -118,6 +120,8 @@ type Disk struct {
 type PlugDisk struct {
 	// LUN is the disk's number at the controller.
 	LUN int
+	// Serial is the disk's serial number, at most 20 letters, digits, - and _. If it is "", the serial number is plug and LUN.
+	Serial string
 	// File is a file or a block device, open for writing unless ReadOnly is set. The caller closes it.
 	File     *os.File
 	ReadOnly bool
@@ -323,9 +327,14 @@ type Driver interface {
 	// the balloon, Balloon returns errdefs.ErrNotImplemented. If the guest releases too little, because it uses the
 	// memory, Balloon returns errdefs.ErrFailedPrecondition. In both cases the guest gets its earlier memory back.
 	Balloon(ctx context.Context, name string, memory uint64) error
-	// Plug adds a disk to the controller of a running machine with Definition.Plug. The disk is gone when the machine ends.
+	// Plug adds a disk to the controller of a running machine with Definition.Plug or Definition.Hotplug. The disk is gone when
+	// the machine ends.
 	// Plug does nothing if the machine has a disk with this LUN. A driver that cannot do it returns errdefs.ErrNotImplemented.
 	Plug(ctx context.Context, name string, d PlugDisk) error
+	// Unplug takes a disk of Plug away from a running machine, without asking the guest, and returns when the hypervisor has
+	// closed the disk's file. It completes an earlier call to Plug or Unplug that was interrupted, and does nothing if there is
+	// no disk with this LUN. A driver that cannot do it returns errdefs.ErrNotImplemented.
+	Unplug(ctx context.Context, name string, lun int) error
 	// Save pauses a running machine with Definition.Plug, without NICs and shares, and saves its memory and the state of
 	// its devices, but not its disks, in a directory that is empty. After that, the machine can only be destroyed. A
 	// driver that cannot do it returns errdefs.ErrNotImplemented.

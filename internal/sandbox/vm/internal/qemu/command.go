@@ -104,6 +104,9 @@ func build(d machine.Definition, s hostSetup) command {
 		dir := c.inherit(inherited{Kind: kindOwnedDir, Path: filepath.Join(d.Dir, machine.VNCDir)})
 		c.add("-device", "VGA", "-vnc", fmt.Sprintf("unix:/proc/self/fd/%d/%s", dir, machine.VNCName))
 	}
+	if d.Hotplug { // after all other devices, which so keep their PCI slots
+		c.add("-device", "virtio-scsi-pci,id="+plugController)
+	}
 	if d.Saved != "" {
 		c.add("-incoming", "defer")
 	}

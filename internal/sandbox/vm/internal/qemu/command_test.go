@@ -54,6 +54,10 @@ func TestGoldenCommands(t *testing.T) {
 				})
 		}, host},
 		"plug": {func(d *machine.Definition) { d.Plug = true }, host},
+		"hotplug": {func(d *machine.Definition) {
+			d.Hotplug, d.VNC = true, true
+			d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", Netns: "/run/netns/a", Tap: "tap0"}}
+		}, host},
 		"saved": {func(d *machine.Definition) {
 			d.Plug, d.Saved = true, "/templates/one"
 			d.NICs = []machine.NIC{{MAC: "0a:00:00:00:00:01", MTU: 1450, Netns: "/netns", Tap: "tap0"}, {MAC: "0a:00:00:00:00:02", Netns: "/netns", Tap: "tap1"}}
@@ -182,6 +186,7 @@ func TestRefused(t *testing.T) {
 		"long tag": func(d *machine.Definition) {
 			d.Shares = []machine.Share{{Tag: strings.Repeat("a", 32), Driver: machine.Share9p}}
 		},
+		"two controllers": func(d *machine.Definition) { d.Plug, d.Hotplug = true, true },
 		"saved, relative": func(d *machine.Definition) { d.Plug, d.Saved = true, "saved" },
 		"saved, no port":  func(d *machine.Definition) { d.Saved = "/saved" },
 		"saved, 9p": func(d *machine.Definition) {

@@ -49,6 +49,8 @@ func Validate(d machine.Definition) error {
 		return refuse("QEMU starts the kernel, so there is nothing to boot by UEFI")
 	case d.Kernel == nil && len(d.Disks) == 0:
 		return refuse("the machine has neither a disk nor a kernel to boot from")
+	case d.Plug && d.Hotplug:
+		return refuse("plug and hotplug both ask for the controller for further disks")
 	case d.UID <= 0 || d.GID <= 0:
 		return refuse("QEMU must not run as user %d, group %d", d.UID, d.GID)
 	case d.Cgroup != "" && (!filepath.IsAbs(d.Cgroup) || filepath.Clean(d.Cgroup) != d.Cgroup):
