@@ -38,6 +38,7 @@ func points(t *testing.T, prefixes ...string) []string {
 const (
 	retainPoint  = "node.retain-attempt."       // only unit pods with a second attempt; the tests of internal/node visit them
 	noBootPoints = "vm.no-boot."                // only machines that cannot boot; the tests of internal/sandbox/vm visit them
+	diskPoints   = "vm.disk."                   // only machines that get disks while they run; the tests of internal/sandbox/vm visit them
 	tapPoints    = "network.tap."               // only machines
 	usersPoint   = "linux.create-sandbox.users" // only pods with a user namespace
 	batchPoint   = "network.bridge.del.marked"  // only networks that are released together; the tests of internal/network visit it

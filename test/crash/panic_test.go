@@ -21,7 +21,7 @@ const panicked = "fail point "
 // the call that panics fails; its pod can be removed, and at last the same calls succeed and leave nothing behind.
 func TestN12PanicAtEveryFailPoint(t *testing.T) {
 	names := points(t, "linux.", "network.", "wasm.", "vm.")
-	for _, prefix := range []string{noBootPoints, batchPoint} {
+	for _, prefix := range []string{noBootPoints, diskPoints, batchPoint} {
 		names = without(names, prefix)
 	}
 	d := harness.NewDaemon(t, harness.Wasm(t, "namespace"), harness.VM(t), harness.Set("vm.default_memory", 32<<20))

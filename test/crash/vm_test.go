@@ -41,7 +41,7 @@ func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
 		t.Fatalf("the script without a crash: %v", err)
 	}
 	before := resources(d)
-	names := without(points(t, "vm.", tapPoints), noBootPoints)
+	names := without(without(points(t, "vm.", tapPoints), noBootPoints), diskPoints)
 	for _, name := range vmPoints {
 		if !slices.Contains(names, name) {
 			t.Errorf("%s is not a fail point", name)

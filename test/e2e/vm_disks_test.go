@@ -187,6 +187,76 @@ func TestVMRootDeviceRefused(t *testing.T) {
 	}), codes.InvalidArgument, "block device")
 }
 
+// TestVMHotplug: a running machine gets a block device as a disk and loses it, also after a SIGKILL of the daemon, whenever
+// that comes.
+func TestVMHotplug(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Name: "hotplug", Image: harness.Guest})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	device := loopDevice(t, 8<<20, "--sector-size", "4096")
+	if err := os.WriteFile(device, bytes.Repeat([]byte("node"), 1024), 0); err != nil {
+		t.Fatal(err)
+	}
+	disk := func(args ...string) string {
+		out, _ := tripod(t, d, append([]string{"vm", "disk"}, args...)...).CombinedOutput()
+		return string(out)
+	}
+	attach := []string{"attach", c.Pod.ID, "extra", device}
+	const find = "cd /sys/bus/scsi/devices; ls -d */vpd_pg80 2>/dev/null; cat */vpd_pg80 2>/dev/null; ls */block 2>/dev/null; true"
+	wantGuest := func(has bool) {
+		t.Helper()
+		harness.Eventually(t, time.Minute, func() error {
+			if out := c.Must("sh", "-c", find); strings.Contains(out, "extra") != has {
+				return fmt.Errorf("SCSI disks of the guest: got %q, want the disk extra among them: %t", out, has)
+			}
+			return nil
+		})
+	}
+	wantListed := func(words string) {
+		t.Helper()
+		if out := disk("ls", c.Pod.ID); !strings.Contains(out, words) || words == "" && strings.Contains(out, "extra") {
+			t.Errorf("tripod vm disk ls: got %q, want %q in it", out, words)
+		}
+	}
+	if out := disk(attach...); out != "" {
+		t.Fatalf("tripod vm disk attach: got %q", out)
+	}
+	wantGuest(true)
+	if out := c.Must("sh", "-c", `d=$(ls /sys/bus/scsi/devices/*/block); cat /sys/block/$d/queue/logical_block_size; dd if=/dev/$d bs=8 count=1 2>/dev/null; echo guest >/dev/$d; sync`); out != "4096\nnodenode" {
+		t.Errorf("sector size and content: got %q, want 4096 and nodenode", out)
+	}
+	if raw, err := os.ReadFile(device); err != nil || !strings.HasPrefix(string(raw), "guest\n") {
+		t.Errorf("content of the device: got %.20q, error %v; want what the guest wrote", raw, err)
+	}
+	d.Kill()
+	d.Start()
+	wantListed("read-write   attached")
+	if out := disk("detach", c.Pod.ID, "extra"); out != "" {
+		t.Errorf("tripod vm disk detach: got %q", out)
+	}
+	wantListed("")
+	wantGuest(false)
+	for _, point := range []string{"attaching", "plugged", "detaching", "unplugged"} {
+		d.Restart("TRIPOD_FAILPOINTS=vm.disk." + point + "=kill")
+		if disk(attach...) == "" {
+			disk("detach", c.Pod.ID, "extra")
+		}
+		d.WaitExit(time.Minute)
+		d.Start()
+		wantListed(map[bool]string{true: "attaching", false: "detaching"}[point == "attaching" || point == "plugged"])
+		if out := disk(attach...); out != "" {
+			t.Errorf("%s: attach again: got %q", point, out)
+		}
+		wantListed("read-write   attached")
+		wantGuest(true)
+		if out := disk("detach", c.Pod.ID, "extra"); out != "" {
+			t.Errorf("%s: detach: got %q", point, out)
+		}
+		wantGuest(false)
+	}
+}
+
 // TestVMScratchDisks: an annotation adds empty disks of given sizes, which are removed with the container.
 func TestVMScratchDisks(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))

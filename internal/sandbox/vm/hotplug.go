@@ -254,6 +254,9 @@ func openUnusedDevice(path string, readOnly bool) (*os.File, error) {
 		return file, err
 	}
 	defer file.Close()
+	if locked, err := unix.IoctlGetInt(int(file.Fd()), unix.BLKROGET); err == nil && locked != 0 {
+		return nil, fmt.Errorf("is not writable; attach it read-only: %w", errdefs.ErrInvalidArgument)
+	}
 	claimed, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", file.Fd()), os.O_RDWR|unix.O_EXCL|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("is mounted or in use on the node; attach it read-only, or unmount it: %w: %w", err, errdefs.ErrFailedPrecondition)
