@@ -83,3 +83,11 @@ func TestDialPod(t *testing.T) {
 		t.Errorf("DialPod with another backend: got %s, want the network", got)
 	}
 }
+
+func (dialed) AttachDisk(_ context.Context, _ *sandbox.Pod, c *sandbox.Container, d sandbox.Disk) error {
+	return fmt.Errorf("asked for %+v of %s", d, c.ID)
+}
+
+func (dialed) DetachDisk(_ context.Context, _ *sandbox.Pod, c *sandbox.Container, name string) error {
+	return fmt.Errorf("asked to detach %s of %s", name, c.ID)
+}
