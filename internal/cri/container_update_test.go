@@ -25,8 +25,8 @@ func TestUpdateDisk(t *testing.T) {
 		"two disks":            {map[string]string{"tripod.dev/vm.disk.a": "", "tripod.dev/vm.disk.b": ""}, nil, codes.InvalidArgument, "only one"},
 		"a disk and resources": {map[string]string{"tripod.dev/vm.disk.a": ""}, limits, codes.InvalidArgument, "linux"},
 		"a relative path":      {map[string]string{"tripod.dev/vm.disk.a": "dev/sda"}, nil, codes.InvalidArgument, "absolute"},
-		"attach":               {map[string]string{"tripod.dev/vm.disk.a": "/dev/sda,ro"}, nil, codes.Unimplemented, "virtual machine"},
-		"detach":               {map[string]string{"tripod.dev/vm.disk.a": ""}, nil, codes.Unimplemented, "virtual machine"},
+		"attach":               {map[string]string{"tripod.dev/vm.disk.a": "/dev/sda,ro"}, nil, codes.Unimplemented, "handler vm"},
+		"detach":               {map[string]string{"tripod.dev/vm.disk.a": ""}, nil, codes.Unimplemented, "handler vm"},
 	} {
 		_, err := d.UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: test.linux, Annotations: test.annotations})
 		if test.code == codes.OK {

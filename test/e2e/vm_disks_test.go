@@ -237,6 +237,21 @@ func TestVMHotplug(t *testing.T) {
 	}
 	wantListed("")
 	wantGuest(false)
+	volume := loopDevice(t, 8<<20)
+	d.RunVM(t, &harness.PodSpec{Name: "other", Image: harness.TinyGuest, Container: []harness.ContainerOption{withDevice(volume, "/dev/volume")}})
+	if out := disk("attach", c.Pod.ID, "extra", volume); !strings.Contains(out, "lock") {
+		t.Errorf("attach a volume of another machine: got %q, want that it is locked", out)
+	}
+	wantListed("")
+	if out := disk("attach", c.Pod.ID, "extra", volume, "--read-only"); out != "" {
+		t.Errorf("attach a volume of another machine read-only: got %q", out)
+	}
+	wantListed("read-only   attached")
+	wantGuest(true)
+	if out := disk("detach", c.Pod.ID, "extra"); out != "" {
+		t.Errorf("detach the volume of another machine: got %q", out)
+	}
+	wantGuest(false)
 	for _, point := range []string{"attaching", "plugged", "detaching", "unplugged"} {
 		d.Restart("TRIPOD_FAILPOINTS=vm.disk." + point + "=kill")
 		if disk(attach...) == "" {

@@ -328,8 +328,8 @@ type Driver interface {
 	// memory, Balloon returns errdefs.ErrFailedPrecondition. In both cases the guest gets its earlier memory back.
 	Balloon(ctx context.Context, name string, memory uint64) error
 	// Plug adds a disk to the controller of a running machine with Definition.Plug or Definition.Hotplug. The disk is gone when
-	// the machine ends.
-	// Plug does nothing if the machine has a disk with this LUN. A driver that cannot do it returns errdefs.ErrNotImplemented.
+	// the machine ends. Plug does nothing if the machine has a disk with this LUN. A driver that cannot do it returns
+	// errdefs.ErrNotImplemented.
 	Plug(ctx context.Context, name string, d PlugDisk) error
 	// Unplug takes a disk of Plug away from a running machine, without asking the guest, and returns when the hypervisor has
 	// closed the disk's file. It completes an earlier call to Plug or Unplug that was interrupted, and does nothing if there is
