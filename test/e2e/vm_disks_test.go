@@ -191,7 +191,8 @@ func TestVMRootDeviceRefused(t *testing.T) {
 // that comes.
 func TestVMHotplug(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
-	c := d.RunVM(t, &harness.PodSpec{Name: "hotplug", Image: harness.Guest})
+	// The test guest loads drivers only when it boots, so its first disks are SCSI disks, too.
+	c := d.RunVM(t, &harness.PodSpec{Name: "hotplug", Image: harness.Guest, Pod: []harness.PodOption{annotated("tripod.dev/vm.disk-driver", "scsi")}})
 	c.WaitGuest()
 	waitAgent(t, d, c)
 	device := loopDevice(t, 8<<20, "--sector-size", "4096")
@@ -203,7 +204,7 @@ func TestVMHotplug(t *testing.T) {
 		return string(out)
 	}
 	attach := []string{"attach", c.Pod.ID, "extra", device}
-	const find = "cd /sys/bus/scsi/devices; ls -d */vpd_pg80 2>/dev/null; cat */vpd_pg80 2>/dev/null; ls */block 2>/dev/null; true"
+	const find = "cd /sys/bus/scsi/devices; for p in */vpd_pg80; do cat $p; ls ${p%/*}/block; done; true"
 	wantGuest := func(has bool) {
 		t.Helper()
 		harness.Eventually(t, time.Minute, func() error {
@@ -223,7 +224,7 @@ func TestVMHotplug(t *testing.T) {
 		t.Fatalf("tripod vm disk attach: got %q", out)
 	}
 	wantGuest(true)
-	if out := c.Must("sh", "-c", `d=$(ls /sys/bus/scsi/devices/*/block); cat /sys/block/$d/queue/logical_block_size; dd if=/dev/$d bs=8 count=1 2>/dev/null; echo guest >/dev/$d; sync`); out != "4096\nnodenode" {
+	if out := c.Must("sh", "-c", `cd /sys/bus/scsi/devices; d=$(ls $(dirname $(grep -l extra */vpd_pg80))/block); cat /sys/block/$d/queue/logical_block_size; dd if=/dev/$d bs=8 count=1 2>/dev/null; echo guest >/dev/$d; sync`); out != "4096\nnodenode" {
 		t.Errorf("sector size and content: got %q, want 4096 and nodenode", out)
 	}
 	if raw, err := os.ReadFile(device); err != nil || !strings.HasPrefix(string(raw), "guest\n") {

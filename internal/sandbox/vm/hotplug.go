@@ -28,8 +28,8 @@ var (
 // maxHotplugged is how many disks a running machine can get.
 const maxHotplugged = 64
 
-// hotplugSlots is how many disks and NICs a machine with a controller for further disks can have. The controller takes one
-// of about 20 free PCI slots, which a machine with more devices may need for them.
+// hotplugSlots is how many disks and NICs a machine that can get further disks has at most. The port for them takes one of
+// about 20 free PCI slots, which a machine with more devices may need.
 const hotplugSlots = 14
 
 // diskName is what a guest can have as the serial number of a SCSI disk.
@@ -106,7 +106,7 @@ func (b *Backend) hotpluggable(p *sandbox.Pod, c *sandbox.Container) (*handle, *
 		return nil, nil, err
 	}
 	if s, _ := h.Snapshot(); !s.Definition.Hotplug {
-		return nil, nil, fmt.Errorf("the machine has no controller for further disks, because an earlier release made it, or because it has more than %d disks and NICs: %w", hotplugSlots, errdefs.ErrFailedPrecondition)
+		return nil, nil, fmt.Errorf("the machine has no port for further disks, because an earlier release made it, or because it has more than %d disks and NICs: %w", hotplugSlots, errdefs.ErrFailedPrecondition)
 	}
 	return h, l, nil
 }

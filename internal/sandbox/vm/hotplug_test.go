@@ -128,7 +128,7 @@ func TestAttachDiskRefused(t *testing.T) {
 	r.wantDisks(p, c, []string{"first"}, "first")
 }
 
-// TestAttachDiskToEarlierMachine: a machine without the controller, as earlier releases made them, is refused.
+// TestAttachDiskToEarlierMachine: a machine without the port, as earlier releases made them, is refused.
 func TestAttachDiskToEarlierMachine(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("earlier", "disk")

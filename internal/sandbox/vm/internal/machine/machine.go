@@ -58,7 +58,9 @@ type Definition struct {
 	SessionPorts bool `json:"sessionPorts,omitempty"`
 	// Plug adds a SCSI controller for the disks of Driver.Plug, and what Driver.Save needs.
 	Plug bool `json:"plug,omitempty"`
-	// Hotplug adds only that controller. Definitions by earlier releases lack it. The driver libvirt ignores it.
+	// Hotplug adds a port, in which Driver.Plug puts such a controller when the first disk comes. A controller that is there
+	// from the start delays the boot, because guests search it for disks. Definitions by earlier releases lack Hotplug. The
+	// driver libvirt ignores it.
 	Hotplug bool `json:"hotplug,omitempty"`
 	// Saved, if set, is a directory in which Driver.Save has saved a machine with the same Driver.SaveKey. The machine
 	// continues from there instead of booting. Its NICs and shares are plugged in before it continues.

@@ -105,7 +105,7 @@ func build(d machine.Definition, s hostSetup) command {
 		c.add("-device", "VGA", "-vnc", fmt.Sprintf("unix:/proc/self/fd/%d/%s", dir, machine.VNCName))
 	}
 	if d.Hotplug { // after all other devices, which so keep their PCI slots
-		c.add("-device", "virtio-scsi-pci,id="+plugController)
+		c.add("-device", "pcie-root-port,chassis=1,id="+plugPort)
 	}
 	if d.Saved != "" {
 		c.add("-incoming", "defer")

@@ -16,7 +16,7 @@ import (
 )
 
 // plugController is the ID of the SCSI controller for the disks that Plug adds. plugPort is the ID of the PCI port for the
-// NICs and the share that a saved machine gets.
+// NICs and the share that a saved machine gets, or for the controller itself.
 const plugController, plugPort = "plug", "late"
 
 // unplugTime bounds the wait for QEMU to finish the requests of a disk that is taken away.
@@ -29,7 +29,13 @@ func (d *Driver) Plug(ctx context.Context, name string, disk machine.PlugDisk) e
 		return err
 	}
 	if !def.Plug && !def.Hotplug {
-		return fmt.Errorf("machine %.64s has no controller for further disks: %w", name, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("machine %.64s has no place for further disks: %w", name, errdefs.ErrFailedPrecondition)
+	}
+	if def.Hotplug {
+		controller := map[string]any{"driver": "virtio-scsi-pci", "bus": plugPort, "id": plugController}
+		if err := r.ask(ctx, "device_add", controller, nil); err != nil && !duplicate(err) {
+			return fmt.Errorf("plug in the controller for further disks: %w", err)
+		}
 	}
 	node := plugNodeName(disk.LUN)
 	if err := r.plugNode(ctx, node, disk); err != nil {

@@ -50,7 +50,7 @@ func Validate(d machine.Definition) error {
 	case d.Kernel == nil && len(d.Disks) == 0:
 		return refuse("the machine has neither a disk nor a kernel to boot from")
 	case d.Plug && d.Hotplug:
-		return refuse("plug and hotplug both ask for the controller for further disks")
+		return refuse("plug and hotplug exclude each other: each has a controller for further disks")
 	case d.UID <= 0 || d.GID <= 0:
 		return refuse("QEMU must not run as user %d, group %d", d.UID, d.GID)
 	case d.Cgroup != "" && (!filepath.IsAbs(d.Cgroup) || filepath.Clean(d.Cgroup) != d.Cgroup):
