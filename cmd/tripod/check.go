@@ -75,7 +75,9 @@ func checkBackends(ctx context.Context, cfg *config.Config) (findings []health.F
 	findings = append(findings, components...)
 	if cfg.Backends.VM {
 		findings = append(findings, vm.Check(ctx, vmConfig(cfg))...)
-		findings = append(findings, vm.CheckTemplates(ociConfig(cfg).Root)...)
+		for _, handler := range machineHandlers {
+			findings = append(findings, vm.CheckTemplates(handler.name, handler.config(cfg).Root)...)
+		}
 	}
 	return findings
 }

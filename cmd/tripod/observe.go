@@ -66,6 +66,9 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, log *slog.Log
 	if p.linux != nil {
 		m.Register(p.linux.Collector())
 	}
+	if p.vm != nil {
+		m.Register(p.vm.Collector())
+	}
 	if p.oci != nil {
 		m.Register(p.oci.Collector())
 	}

@@ -52,6 +52,7 @@ type parts struct {
 	server  *cri.Server
 	linux   *linux.Backend // nil without the handler "linux"
 	wasm    *wasm.Backend  // nil without the handler "wasm"
+	vm      *vm.Backend    // nil without the handler "vm"
 	oci     *vm.OCI        // nil without the handler "vm-oci"
 	plugins *nri.Plugins
 	network *network.Manager
@@ -373,7 +374,7 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 			return nil, err
 		}
 		if m != nil {
-			backends["vm"] = m
+			backends["vm"], p.vm = m, m
 		}
 		o, err := p.openOCI(ctx, c, images, log.With("part", "vm-oci"))
 		if err != nil {

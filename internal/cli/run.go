@@ -89,6 +89,9 @@ func (a *App) ensureImage(ctx context.Context, client *Client, spec *runtimeapi.
 	return err
 }
 
+// defaultLogDir is where a kubelet keeps the logs of pods.
+const defaultLogDir = "/var/log/pods"
+
 // runOptions configures the pod of `run IMAGE`.
 type runOptions struct {
 	name, handler string
@@ -196,7 +199,7 @@ and their volumes with "tripod rmp".
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not stay in the foreground")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "environment NAME=VALUE")
 	f.StringArrayVar(&o.annotations, "annotation", nil, "annotation KEY=VALUE of the pod")
-	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "parent of the pod's log directory, which stays when the pod is removed, except with --rm IMAGE")
+	f.StringVar(&o.logDir, "log-dir", defaultLogDir, "parent of the pod's log directory, which stays when the pod is removed, except with --rm IMAGE")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "host port [ADDRESS:]HOST:CONTAINER[/udp]")
 	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "directory or file of the node: /HOST-PATH:/CONTAINER-PATH[:ro]")
 	a.manifestFlags(c, &m)

@@ -63,13 +63,15 @@ var standalone = map[string][]string{
 	"internal/component": {"sdk/wit"}, // a library that other projects could use
 	"internal/play":      nil,         // manifests in, messages out
 	guestProtocol:        nil,
-	guestAgent:           {guestProtocol}, // copied into guests
+	guestAgent:           {guestProtocol, guestIdentity}, // copied into guests
+	guestIdentity:        nil,
 	guestInit:            nil,
 }
 
 const (
 	guestAgent    = "internal/sandbox/vm/guestagent"
 	guestProtocol = "internal/sandbox/vm/internal/agent/wire"
+	guestIdentity = "internal/sandbox/vm/internal/identity"
 	guestInit     = "internal/sandbox/vm/guestinit"
 )
 

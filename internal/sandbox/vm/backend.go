@@ -87,6 +87,8 @@ type Backend struct {
 	end   context.CancelFunc
 
 	ledger *ledger.Ledger[state, life]
+	// templates are those of machines whose pods ask for one; nil if others look after templates.
+	templates *templates
 
 	mu        sync.Mutex
 	sandboxes map[string]*pod
@@ -124,6 +126,9 @@ func newBackend(cfg settings) (*Backend, error) {
 
 // Close closes the driver, the consoles and the responders. The machines keep running.
 func (b *Backend) Close() error {
+	if b.templates != nil {
+		b.templates.close()
+	}
 	b.ledger.ReportTo(nil)
 	b.mu.Lock()
 	pods := b.sandboxes

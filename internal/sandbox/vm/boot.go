@@ -196,6 +196,23 @@ func (b *Backend) isAlive(id string, s state, l *life) bool {
 	return false
 }
 
+// lastWords returns the end of what the guest has written to its console, for an error message.
+func (b *Backend) lastWords(pod string) string {
+	const most = 1 << 10
+	f, err := os.Open(b.cfg.serialLog(pod))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return ""
+	}
+	tail := make([]byte, min(most, info.Size()))
+	n, _ := f.ReadAt(tail, info.Size()-int64(len(tail)))
+	return fmt.Sprintf("; the guest's console ends with %q", strings.ToValidUTF8(string(tail[:n]), "?"))
+}
+
 // sizeOf returns a file's size in bytes, or 0 if the file is missing.
 func sizeOf(path string) int64 {
 	info, err := os.Stat(path)

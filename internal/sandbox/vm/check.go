@@ -88,10 +88,10 @@ func checkGuest(ctx context.Context, c Config) health.Finding {
 }
 
 // CheckTemplates says which templates there are below Config.Root of the handler vm-oci. Without templates there is no finding.
-func CheckTemplates(root string) []health.Finding {
+func CheckTemplates(handler, root string) []health.Finding {
 	list, err := Templates(root)
 	if err != nil {
-		return []health.Finding{{Subject: "vm templates", Detail: err.Error(), Remedy: "machines of the handler \"vm-oci\" boot until the directory can be read"}}
+		return []health.Finding{{Subject: handler + " templates", Detail: err.Error(), Remedy: fmt.Sprintf("machines of the handler %q boot until the directory can be read", handler)}}
 	}
 	if len(list) == 0 {
 		return nil
@@ -104,7 +104,7 @@ func CheckTemplates(root string) []health.Finding {
 			oldest = t.CreatedAt
 		}
 	}
-	return []health.Finding{{Subject: "vm templates", OK: true, Detail: fmt.Sprintf("%d ready, %d MiB on disk, the oldest from %s; last used %s",
+	return []health.Finding{{Subject: handler + " templates", OK: true, Detail: fmt.Sprintf("%d ready, %d MiB on disk, the oldest from %s; last used %s",
 		len(list), size>>20, oldest.UTC().Format(time.RFC3339), list[0].UsedAt.UTC().Format(time.RFC3339))}}
 }
 

@@ -53,6 +53,8 @@ type plan struct {
 	// uefi is the flash memory of a machine that boots by UEFI.
 	uefi       *machine.UEFI
 	unbootable string // see state.Unbootable
+	// like is machine.Disk.Like of the cloud-init image, if the machine can continue from a template.
+	like string
 }
 
 // CreateContainer implements sandbox.Backend. It checks the image and the volumes, leases the image, and makes the root
@@ -70,10 +72,8 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
-	if b.cfg.Continue != nil {
-		if err := b.cfg.Continue(ctx, p, &definition); err != nil {
-			b.log.Warn("a machine boots instead of continuing from a template", "container", c.ID, "err", err)
-		}
+	if err := b.chooseTemplate(ctx, p, &definition); err != nil {
+		b.log.Warn("a machine boots instead of continuing from a template", "container", c.ID, "err", err)
 	}
 	if err := b.cfg.Driver.Define(ctx, definition); err != nil {
 		return sandbox.Resolved{}, fmt.Errorf("define the machine: %w", err)
@@ -212,6 +212,11 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 		return fmt.Errorf("cloud-init: %w", err)
 	}
 	o.warnings = append(o.warnings, built.Warnings...)
+	if o.options.Template != "" {
+		if err := b.forTemplate(o, input, built); err != nil {
+			return err
+		}
+	}
 	if err := built.WriteFile(b.cfg.cloudInitFile(id), 0o600); err != nil {
 		return sandbox.DiskError(fmt.Errorf("write the cloud-init image: %w", err))
 	}

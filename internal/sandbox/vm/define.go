@@ -38,7 +38,7 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 		Name: id, UUID: o.options.SystemUUID, Dir: b.cfg.machineDir(id), StateDir: b.cfg.diskDir(id),
 		CPUs: b.cpus(o, res), CPUModel: o.options.CPUModel, Memory: b.memory(res),
 		SerialLog: b.cfg.serialLog(id), UID: o.sandbox.state.UID, GID: o.sandbox.state.UID, Cgroup: o.sandbox.state.Cgroup,
-		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.shares, SessionPorts: true, UEFI: o.uefi, Plug: b.cfg.Plug,
+		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.shares, SessionPorts: true, UEFI: o.uefi, Plug: b.cfg.Plug || o.like != "",
 	}
 	if d.UUID == "" {
 		d.UUID = uuidOf(id)
@@ -61,7 +61,12 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 		d.Disks = append(d.Disks, disk)
 	}
 	if !b.cfg.Plug {
-		d.Disks = append(d.Disks, readOnlyDisk("cidata", b.cfg.cloudInitFile(id), o.options.DiskBus))
+		cidata := readOnlyDisk("cidata", b.cfg.cloudInitFile(id), o.options.DiskBus)
+		if o.like != "" {
+			cidata.Like, cidata.Size = o.like, cloudInitRoom
+			o.markDisks(d.Disks)
+		}
+		d.Disks = append(d.Disks, cidata)
 	}
 	if b.cfg.AgentDisk != "" {
 		d.Disks = append(d.Disks, readOnlyDisk("agent", b.cfg.AgentDisk, o.options.DiskBus))
@@ -79,7 +84,7 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 	for _, n := range o.interfaces {
 		d.NICs = append(d.NICs, machine.NIC{MAC: n.MAC, MTU: n.MTU, Netns: o.pod.Netns, Tap: n.Tap})
 	}
-	d.Hotplug = !b.cfg.Plug && len(d.Disks)+len(d.NICs) <= hotplugSlots
+	d.Hotplug = !d.Plug && len(d.Disks)+len(d.NICs) <= hotplugSlots
 	if d.LibvirtCPU != "" && b.cfg.Driver.Name() != "libvirt" {
 		return d, fields.Unsupported("annotation VirtletLibvirtCPUSetting", `this node's driver is %q; name a model with VirtletCPUModel, or set vm.driver = "libvirt"`, b.cfg.Driver.Name())
 	}

@@ -105,7 +105,7 @@ func (b *Backend) hotpluggable(p *sandbox.Pod, c *sandbox.Container) (*handle, *
 	if err != nil {
 		return nil, nil, err
 	}
-	if s, _ := h.Snapshot(); !s.Definition.Hotplug {
+	if s, _ := h.Snapshot(); !s.Definition.Hotplug && !s.Definition.Plug {
 		return nil, nil, fmt.Errorf("the machine has no port for further disks, because an earlier release made it, or because it has more than %d disks and NICs: %w", hotplugSlots, errdefs.ErrFailedPrecondition)
 	}
 	return h, l, nil

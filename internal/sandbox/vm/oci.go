@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +26,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/identity"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -71,9 +71,6 @@ type OCI struct {
 	tasks       sync.WaitGroup
 	// guestOf returns the connection to the guest of a pod. Tests replace it.
 	guestOf func(pod string) (guestAgent, error)
-	// endTemplates ends the task that makes templates. making counts it, and the removals of their machines.
-	endTemplates context.CancelFunc
-	making       sync.WaitGroup
 
 	mu   sync.Mutex
 	pods map[string]*ociPod
@@ -127,18 +124,15 @@ func OpenOCI(ctx context.Context, c Config, images OCIImages, log *slog.Logger) 
 	o := &OCI{images: images, annotations: allowed, log: log, pods: map[string]*ociPod{}}
 	o.machines, err = open(ctx, c, Services{Images: files, Logger: log}, func(s *settings) {
 		s.Prefix, s.Plug, s.ScratchBase, s.GuestDisk, s.AgentDisk = ociPrefix, true, scratch, files.disk(), ""
-		s.Continue = func(ctx context.Context, p *sandbox.Pod, d *machine.Definition) error {
-			return o.templates.use(ctx, p, d)
-		}
+		s.Continue = o.useTemplate
 	})
 	if err != nil {
 		return nil, err
 	}
 	o.ledger, o.guestOf = ledger.New[ociState, ociLife](format, o.containerFile, log), o.agent
-	o.templates = o.newTemplates(c)
+	o.templates = newTemplates(o.machines, o.templateKind(), c, log)
 	o.figures = newOCIFigures(o.templates)
-	ctx, o.endTemplates = context.WithCancel(o.machines.ctx)
-	o.making.Go(func() { o.templates.run(ctx) })
+	o.templates.start(o.machines.ctx)
 	return o, nil
 }
 
@@ -177,8 +171,7 @@ type ociPod struct {
 
 // Close ends the connections to the guests. The machines keep running.
 func (o *OCI) Close() error {
-	o.endTemplates()
-	o.making.Wait() // its machine, if there is one, is removed
+	o.templates.close()
 	o.ledger.ReportTo(nil)
 	err := o.machines.Close()
 	o.tasks.Wait()
@@ -238,6 +231,24 @@ func (o *OCI) machine(p *sandbox.Pod) (*sandbox.Pod, *sandbox.Container) {
 	}
 }
 
+// templateKind returns what is special about templates of machines for containers.
+func (o *OCI) templateKind() templateKind {
+	return templateKind{
+		handler: "vm-oci",
+		unit: func(w wish) (*sandbox.Pod, *sandbox.Container) {
+			mp, mc := o.machine(w.pod)
+			mc.Config.Mounts = nil
+			return mp, mc
+		},
+		settle: func(ctx context.Context, id string) error {
+			return o.call(ctx, id, guestapi.Request{Method: guestapi.MethodFreeze}, nil, nil)
+		},
+		// The machine has written to this much of its memory: Linux takes 1/64 of it for the list of its pages.
+		size: func(memory uint64) uint64 { return 90<<20 + memory/64 },
+		time: 5 * time.Minute,
+	}
+}
+
 // CreateSandbox implements sandbox.Backend. It boots the pod's machine and prepares the guest for the pod. It also completes
 // a partly made pod.
 func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
@@ -278,7 +289,7 @@ func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	o.log.Info("a pod's machine is ready", "pod", p.ID, "template", template, "network", wired.Sub(began), "machine", time.Since(wired))
 	o.adopt(p)
 	if template == "" {
-		o.templates.want(ctx, p)
+		o.templates.want(ctx, p, nil)
 	} else {
 		o.templates.continued(template)
 	}
@@ -302,7 +313,7 @@ func (o *OCI) startMachine(ctx context.Context, p, mp *sandbox.Pod, mc *sandbox.
 		err := o.machines.StartContainer(starting, mp, mc)
 		cancel()
 		if err != nil {
-			return fmt.Errorf("the pod's machine: %w%s", err, o.lastWords(p.ID))
+			return fmt.Errorf("the pod's machine: %w%s", err, o.machines.lastWords(p.ID))
 		}
 	}
 	if err := fpOCIBooted.Hit(ctx); err != nil {
@@ -312,6 +323,15 @@ func (o *OCI) startMachine(ctx context.Context, p, mp *sandbox.Pod, mc *sandbox.
 		return fmt.Errorf("prepare the guest: %w", err)
 	}
 	return nil
+}
+
+// useTemplate makes a machine that is about to be defined continue from a template, if there is one and the machine has not
+// failed to.
+func (o *OCI) useTemplate(ctx context.Context, p *sandbox.Pod, d *machine.Definition) error {
+	if o.boots(p.ID) {
+		return nil
+	}
+	return o.templates.use(ctx, p, d)
 }
 
 // boots reports whether the pod's machine must boot, because it did not continue from a template.
@@ -334,28 +354,7 @@ func (o *OCI) templateOf(id string) string {
 	if h == nil {
 		return ""
 	}
-	s, _ := h.Snapshot()
-	if s.Definition.Saved == "" {
-		return ""
-	}
-	return filepath.Base(s.Definition.Saved)
-}
-
-// lastWords returns the end of what the guest has written to its console, for an error message.
-func (o *OCI) lastWords(pod string) string {
-	const most = 1 << 10
-	f, err := os.Open(o.machines.cfg.serialLog(pod))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil || info.Size() == 0 {
-		return ""
-	}
-	tail := make([]byte, min(most, info.Size()))
-	n, _ := f.ReadAt(tail, info.Size()-int64(len(tail)))
-	return fmt.Sprintf("; the guest's console ends with %q", strings.ToValidUTF8(string(tail[:n]), "?"))
+	return templateOf(h)
 }
 
 // setUp tells the guest about its pod.
@@ -368,7 +367,7 @@ func (o *OCI) setUp(ctx context.Context, p *sandbox.Pod) error {
 	if err != nil {
 		return err
 	}
-	setup := guestapi.Setup{Pod: guestapi.Pod{Pod: *inner}, Now: time.Now(), Seed: make([]byte, guestapi.SeedSize)}
+	setup := guestapi.Setup{Pod: guestapi.Pod{Pod: *inner}, Now: time.Now(), Seed: make([]byte, identity.SeedSize)}
 	rand.Read(setup.Seed)
 	for _, n := range wired {
 		i := guestapi.Interface{Name: n.Link, MAC: n.MAC, MTU: n.MTU, Addrs: n.Addrs}
@@ -545,7 +544,11 @@ func (o *OCI) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container)
 		return map[string]any{"sandboxID": p.ID}, nil
 	}
 	mp, mc := o.machine(p)
-	return o.machines.Inspect(ctx, mp, mc)
+	v, err := o.machines.Inspect(ctx, mp, mc)
+	if err == nil {
+		err = o.templates.inspect(ctx, p, v)
+	}
+	return v, err
 }
 
 // Recover implements sandbox.Backend.

@@ -8,12 +8,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// templateBytesDesc is the metric of the templates. It says how many there are, too.
-var templateBytesDesc = prometheus.NewDesc("tripod_vm_template_bytes", "Room on the disk of each template of machines that run containers.", []string{"template", "namespace"}, nil)
-
-// templateCreatedDesc is the metric of the templates' age.
-var templateCreatedDesc = prometheus.NewDesc("tripod_vm_template_created_timestamp_seconds", "When each template of machines that run containers was made, as a Unix time.", []string{"template", "namespace"}, nil)
-
 // ociFigures are the metrics of machines that run containers.
 type ociFigures struct {
 	templates *templates
@@ -38,24 +32,47 @@ func (f ociFigures) started(template string, took time.Duration) {
 
 // Describe implements prometheus.Collector.
 func (f ociFigures) Describe(to chan<- *prometheus.Desc) {
-	to <- templateBytesDesc
-	to <- templateCreatedDesc
+	f.templates.Describe(to)
 	f.duration.Describe(to)
 }
 
 // Collect implements prometheus.Collector.
 func (f ociFigures) Collect(to chan<- prometheus.Metric) {
-	f.templates.mu.Lock()
-	for _, t := range f.templates.have {
-		if _, err := os.Stat(filepath.Join(f.templates.dir, t.Name, templateFile)); err != nil {
-			continue // somebody has removed it
-		}
-		to <- prometheus.MustNewConstMetric(templateBytesDesc, prometheus.GaugeValue, float64(t.Size), t.Name, t.Namespace)
-		to <- prometheus.MustNewConstMetric(templateCreatedDesc, prometheus.GaugeValue, float64(t.CreatedAt.Unix()), t.Name, t.Namespace)
-	}
-	f.templates.mu.Unlock()
+	f.templates.Collect(to)
 	f.duration.Collect(to)
 }
+
+// Describe implements prometheus.Collector. The number of the series says how many templates there are.
+func (t *templates) Describe(to chan<- *prometheus.Desc) {
+	to <- t.bytes()
+	to <- t.created()
+}
+
+func (t *templates) bytes() *prometheus.Desc {
+	return prometheus.NewDesc("tripod_vm_template_bytes", "Room on the disk of each template of machines.", []string{"template", "namespace"},
+		prometheus.Labels{"handler": t.kind.handler})
+}
+
+func (t *templates) created() *prometheus.Desc {
+	return prometheus.NewDesc("tripod_vm_template_created_timestamp_seconds", "When each template of machines was made, as a Unix time.",
+		[]string{"template", "namespace"}, prometheus.Labels{"handler": t.kind.handler})
+}
+
+// Collect implements prometheus.Collector.
+func (t *templates) Collect(to chan<- prometheus.Metric) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, one := range t.have {
+		if _, err := os.Stat(filepath.Join(t.dir, one.Name, templateFile)); err != nil {
+			continue // somebody has removed it
+		}
+		to <- prometheus.MustNewConstMetric(t.bytes(), prometheus.GaugeValue, float64(one.Size), one.Name, one.Namespace)
+		to <- prometheus.MustNewConstMetric(t.created(), prometheus.GaugeValue, float64(one.CreatedAt.Unix()), one.Name, one.Namespace)
+	}
+}
+
+// Collector returns the metrics of the templates.
+func (b *Backend) Collector() prometheus.Collector { return b.templates }
 
 // Collector returns the metrics of the machines.
 func (o *OCI) Collector() prometheus.Collector { return o.figures }

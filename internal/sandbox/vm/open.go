@@ -54,7 +54,13 @@ type Services struct {
 // Open opens the backend with the driver that the configuration names. It returns errdefs.ErrNotFound if QEMU is
 // missing. The backend leaves all machines alone until Recover is called.
 func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
-	return open(ctx, c, s, nil)
+	b, err := open(ctx, c, s, nil)
+	if err != nil {
+		return nil, err
+	}
+	b.templates = newTemplates(b, b.templateKind(), b.cfg.Config, b.log)
+	b.templates.start(b.ctx)
+	return b, nil
 }
 
 // open is Open for a backend with further settings.

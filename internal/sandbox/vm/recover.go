@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -130,6 +131,9 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	if actual.Phase == machine.Ended {
 		b.record(h, l, actual)
 		return nil
+	}
+	if s.Renew {
+		b.tasks.Go(guard.Func(b.log, "guest from a template", func() { b.renewLate(h, l) }))
 	}
 	_, err = b.booted(h, l, actual)
 	return err

@@ -43,9 +43,15 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if err != nil {
 		return b.refuseStart(ctx, h, err)
 	}
+	began := time.Now()
 	if err := guard.Call(b.log, "StartContainer", func() error { return b.run(ctx, h, l) }); err != nil {
+		if b.templates != nil && errors.Is(err, machine.ErrSaved) && ctx.Err() == nil {
+			b.templates.failed(templateOf(h), began, errors.Is(err, machine.ErrRefused))
+			return b.bootInstead(ctx, p, c, h, l, err)
+		}
 		return b.failStart(ctx, h, l, err)
 	}
+	b.startedFrom(ctx, p, c, h)
 	return fpStarted.Hit(ctx)
 }
 
@@ -101,7 +107,7 @@ func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 	err := h.Begin(l, func(s *state) {
 		s.PreviousStart = s.StartedAt
 		s.Start()
-		s.NoBoot, s.Silent, s.SerialBefore = "", false, sizeOf(s.Definition.SerialLog)
+		s.NoBoot, s.Silent, s.SerialBefore, s.Renew = "", false, sizeOf(s.Definition.SerialLog), b.templates != nil && s.Definition.Saved != ""
 	})
 	if err != nil {
 		return fmt.Errorf("container %s: %w", h.ID, err)
@@ -109,13 +115,10 @@ func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 	if err := fpIntent.Hit(ctx); err != nil {
 		return err
 	}
-	if err := b.cfg.Driver.Start(ctx, h.ID); err != nil {
-		return err
+	if b.templates != nil && s.Definition.Saved != "" {
+		return b.continueFrom(ctx, h, l, s.Definition)
 	}
-	if err := fpBooted.Hit(ctx); err != nil {
-		return err
-	}
-	actual, err := b.cfg.Driver.State(ctx, h.ID)
+	actual, err := b.startDriver(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -124,6 +127,17 @@ func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 		return err
 	}
 	return b.awaitAgent(ctx, h, l)
+}
+
+// startDriver makes the driver start the machine, and returns the machine's state.
+func (b *Backend) startDriver(ctx context.Context, h *handle) (machine.State, error) {
+	if err := b.cfg.Driver.Start(ctx, h.ID); err != nil {
+		return machine.State{}, err
+	}
+	if err := fpBooted.Hit(ctx); err != nil {
+		return machine.State{}, err
+	}
+	return b.cfg.Driver.State(ctx, h.ID)
 }
 
 // booted records the state of a started machine and connects to its agent. It returns whether to wait for the agent.
@@ -180,15 +194,25 @@ func startError(cause error) machine.State {
 // failStart kills the machine of a failed start and records the failure. If ctx has ended, the container returns to the
 // state Created instead.
 func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error) error {
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-	defer cancel()
 	s, _ := h.Snapshot()
 	end, cause := b.failedEnd(h.ID, l, cause, s.Definition)
-	l.failed.Store(&failedStart{end: end, undone: ctx.Err() != nil})
+	return errors.Join(cause, b.endStart(ctx, h, l, failedStart{end: end, undone: ctx.Err() != nil}))
+}
+
+// undoStart kills the machine of a failed start. The container returns to the state Created.
+func (b *Backend) undoStart(ctx context.Context, h *handle, l *life, cause error) error {
+	return b.endStart(ctx, h, l, failedStart{end: startError(cause), undone: true})
+}
+
+// endStart kills the machine of a failed start and records its end.
+func (b *Backend) endStart(ctx context.Context, h *handle, l *life, failed failedStart) error {
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	l.failed.Store(&failed)
 	if err := b.cfg.Driver.Destroy(undo, h.ID); err != nil {
 		l.failed.Store(nil)
-		return errors.Join(cause, fmt.Errorf("kill the machine: %w", err)) // the machine may still run
+		return fmt.Errorf("kill the machine: %w", err) // it may still run
 	}
 	b.record(h, l, machine.State{})
-	return cause
+	return nil
 }

@@ -36,6 +36,8 @@ type state struct {
 	// PreviousStart is when the previous run began. The driver may still report the end of that run, which must not
 	// count as the end of the current run.
 	PreviousStart time.Time `json:"former,omitzero"`
+	// Renew means that the guest has continued from a template and does not know its pod yet.
+	Renew bool `json:"renew,omitempty"`
 	// Pid is the PID of the hypervisor process.
 	Pid int `json:"pid,omitempty"`
 	// Hotplugged are the disks that the current run got by AttachDisk.

@@ -178,6 +178,11 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	if interfaces, err := b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err == nil {
 		v["interfaces"] = interfaces
 	}
+	if b.templates != nil {
+		if err := b.templates.inspect(ctx, p, v); err != nil {
+			return nil, err
+		}
+	}
 	if c != nil {
 		if err := b.inspectContainer(ctx, p, c.ID, v); err != nil {
 			return nil, err

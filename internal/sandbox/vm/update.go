@@ -39,11 +39,11 @@ func (b *Backend) redefineMemory(ctx context.Context, p *sandbox.Pod, c *sandbox
 			return err
 		}
 	}
-	s.Definition.Memory = memory
+	s.Definition.Memory, s.Definition.Saved = memory, "" // a template has the earlier memory
 	if err := b.cfg.Driver.Define(ctx, s.Definition); err != nil {
 		return fmt.Errorf("change the machine's memory: %w", err)
 	}
-	return h.Set(func(now *state) { now.Definition.Memory = memory })
+	return h.Set(func(now *state) { now.Definition.Memory, now.Definition.Saved = memory, "" })
 }
 
 // updateRunning changes a running machine. The cgroup always has room for the guest's memory: it grows before the guest

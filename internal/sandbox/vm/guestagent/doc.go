@@ -5,5 +5,5 @@
 //	                    └── the host leaves, or another session begins: all jobs are killed
 //
 // The guest trusts its host, which controls the guest in any case. The package must not import fmt, net, encoding/json,
-// or any package of Tripod except the protocol, because the program must be small enough for guests with little memory.
+// or any package of Tripod except the protocol and identity, because the program must be small enough for guests with little memory.
 package guestagent

@@ -20,10 +20,8 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/guestinit"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/identity"
 )
-
-// maxSkew is how far the guest's clock may be from the node's before it is set. The machine's own clock has whole seconds.
-const maxSkew = 5 * time.Millisecond
 
 const (
 	// deviceTime bounds the wait for the devices that the pod needs, and devicePoll is the pause between two looks at them.
@@ -72,23 +70,14 @@ func mounted(dir string) bool {
 	return unix.Lstat(dir, &st) == nil && unix.Lstat(filepath.Dir(dir), &parent) == nil && st.Dev != parent.Dev
 }
 
-// setClock corrects the guest's clock, which is behind the node's by the given time.
-func setClock(behind time.Duration) error {
-	if behind.Abs() <= maxSkew {
-		return nil
-	}
-	now := unix.NsecToTimeval(time.Now().Add(behind).UnixNano())
-	return os.NewSyscallError("settimeofday", unix.Settimeofday(&now))
-}
-
 // stepAbove is the difference above which a clock is set at once while containers run. Below, it becomes a little faster or
 // slower for some time, and never goes back.
 const stepAbove = 500 * time.Millisecond
 
-// adjustClock is setClock for a guest with running containers.
+// adjustClock is identity.SetClock for a guest with running containers.
 func adjustClock(behind time.Duration) error {
 	if behind.Abs() > stepAbove {
-		return setClock(behind)
+		return identity.SetClock(behind)
 	}
 	_, err := unix.Adjtimex(&unix.Timex{Modes: unix.ADJ_OFFSET_SINGLESHOT, Offset: behind.Microseconds()})
 	return os.NewSyscallError("adjtimex", err)
@@ -138,33 +127,6 @@ func freeze() {
 	unix.Sync()
 	debug.FreeOSMemory()
 }
-
-// reseed adds the seed to the kernel's random numbers, and makes all of them depend on it from now on. See random(4).
-func reseed(seed []byte) error {
-	pool := struct {
-		bits, size int32
-		data       [guestapi.SeedSize]byte
-	}{8 * guestapi.SeedSize, guestapi.SeedSize, [guestapi.SeedSize]byte{}}
-	if copy(pool.data[:], seed) < guestapi.SeedSize {
-		return fmt.Errorf("%d bytes are less than %d", len(seed), guestapi.SeedSize)
-	}
-	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&pool))); errno != 0 {
-		return os.NewSyscallError("RNDADDENTROPY", errno)
-	}
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), rndReseedCRNG, 0)
-	if errno != 0 {
-		return os.NewSyscallError("RNDRESEEDCRNG", errno)
-	}
-	return nil
-}
-
-// rndReseedCRNG is RNDRESEEDCRNG in linux/random.h.
-const rndReseedCRNG = 0x5207
 
 // pinNetns pins the guest's network namespace on the file that containers join.
 func pinNetns() error {

@@ -25,6 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/guestagent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/identity"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -290,11 +291,11 @@ func (n *Node) container(id string) (*sandbox.Container, error) {
 func (n *Node) setUp(ctx context.Context, s guestapi.Setup, received time.Time) error {
 	n.setup.Lock()
 	defer n.setup.Unlock()
-	if err := setClock(s.Now.Sub(received)); err != nil {
+	if err := identity.SetClock(s.Now.Sub(received)); err != nil {
 		return err
 	}
 	began := time.Now()
-	if err := reseed(s.Seed); err != nil { // before any program of the pod runs
+	if err := identity.Reseed(s.Seed); err != nil { // before any program of the pod runs
 		return fmt.Errorf("seed the random numbers: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	if err := configure(ctx, s); err != nil {

@@ -3,7 +3,6 @@ package guestnode
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -245,17 +244,5 @@ func TestCalls(t *testing.T) {
 	n.failure = errors.New("no cgroups")
 	if r := n.serve(guestagent.Call{Request: []byte(`{"method":"setup"}`), In: &bytes.Buffer{}, Done: make(chan struct{})}); !strings.Contains(r.Message, "no cgroups") {
 		t.Errorf("call of a guest that cannot run containers: got %+v, want the reason", r)
-	}
-}
-
-// TestReseed: the kernel takes a seed, and one that is too short is refused.
-func TestReseed(t *testing.T) {
-	seed := make([]byte, guestapi.SeedSize)
-	rand.Read(seed)
-	if err := reseed(seed); err != nil {
-		t.Errorf("a seed: %v", err)
-	}
-	if err := reseed(seed[1:]); err == nil {
-		t.Error("a short seed: got no error")
 	}
 }

@@ -134,7 +134,15 @@ type Options struct {
 	WaitForAgent bool
 	// VNC asks for a screen and a VNC server.
 	VNC bool
+	// Template means that the machine continues from a template.
+	Template Template
 }
+
+// Template is the moment at which a template was saved.
+type Template string
+
+// TemplateCloudInit is after cloud-init was done.
+const TemplateCloudInit Template = "cloud-init"
 
 // Parse parses a pod's annotations. It ignores empty values and annotations without our prefixes. If a value is not
 // allowed, or differs from the value under the setting's other name, Parse returns errdefs.ErrInvalidArgument. The
@@ -239,6 +247,17 @@ func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
 	}
 	if o.LibvirtCPU != "" && o.CPUModel != "" {
 		idle("cpu-model", "%s defines the whole CPU", k.of("libvirt-cpu-setting"))
+	}
+	if o.Template != "" {
+		_, named := o.MetaData["instance-id"]
+		switch {
+		case !o.UserDataSource.IsZero():
+			idle("template", "a template would keep what %s names", k.of(source))
+			o.Template = ""
+		case named:
+			idle("template", "with the instance-id in %s, a copy would be no new instance for cloud-init", k.of("cloud-init-meta-data"))
+			o.Template = ""
+		}
 	}
 	if o.Chown9pfs {
 		idle("chown-9pfs-mounts", "owners in shared directories are mapped, not changed")

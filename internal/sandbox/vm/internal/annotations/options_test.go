@@ -155,6 +155,10 @@ var cases = map[string]struct {
 	"force-dhcp-network-config": booleanCase(func(o *Options) *bool { return &o.ForceDHCP }),
 	"wait-for-agent":            booleanCase(func(o *Options) *bool { return &o.WaitForAgent }),
 	"vnc":                       booleanCase(func(o *Options) *bool { return &o.VNC }),
+	"template": {
+		good: []field{{"cloud-init", func(o *Options) { o.Template = TemplateCloudInit }}},
+		bad:  []string{"true", "boot", "cloudinit"},
+	},
 }
 
 type testCase = struct {
@@ -321,6 +325,14 @@ func TestWarnings(t *testing.T) {
 				`annotation "VirtletSSHKey" is unknown; did you mean VirtletSSHKeys?`,
 				`annotation "VirtletVCPUcount" is unknown; did you mean VirtletVCPUCount?`,
 			},
+		},
+		"a template that would keep a secret": {
+			map[string]string{"tripod.dev/vm.template": "cloud-init", "VirtletCloudInitUserDataSource": "secret/s"},
+			[]string{"annotation tripod.dev/vm.template has no effect: a template would keep what VirtletCloudInitUserDataSource names"},
+		},
+		"a template of the same instance": {
+			map[string]string{"tripod.dev/vm.template": "cloud-init", "VirtletCloudInitMetaData": "instance-id: x"},
+			[]string{"annotation tripod.dev/vm.template has no effect: with the instance-id in VirtletCloudInitMetaData, a copy would be no new instance for cloud-init"},
 		},
 		"a script and more": {
 			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserData": "a: b", "VirtletCloudInitUserDataSource": "secret/s"},

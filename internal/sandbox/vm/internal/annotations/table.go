@@ -55,6 +55,7 @@ var Known = []*Annotation{
 	{"VirtletForceDHCPNetworkConfig", "force-dhcp-network-config", allowedBool, "`false`", "the guest gets its addresses by DHCP instead of from cloud-init", boolean(func(o *Options) *bool { return &o.ForceDHCP })},
 	{"", "wait-for-agent", allowedBool, "`false`", "StartContainer returns when the guest's agent answers", boolean(func(o *Options) *bool { return &o.WaitForAgent })},
 	{"", "vnc", allowedBool, "`false`", "a screen and a VNC server, which port-forward reaches at port 5900", boolean(func(o *Options) *bool { return &o.VNC })},
+	{"", "template", "`cloud-init`", "", "the machine continues from a [template](#templates): a machine that was booted until cloud-init was done", choice(func(o *Options) *Template { return &o.Template }, TemplateCloudInit)},
 }
 
 // maxText is the maximum length of a text in bytes: Kubernetes' limit for all annotations of an object together.

@@ -80,16 +80,13 @@ type Request struct {
 	Offset int64 `json:"offset,omitempty"`
 }
 
-// SeedSize is the size of Setup.Seed in bytes.
-const SeedSize = 64
-
 // Setup describes the pod.
 type Setup struct {
 	Pod        Pod         `json:"pod"`
 	Interfaces []Interface `json:"interfaces"`
 	// Now is the node's time.
 	Now time.Time `json:"now"`
-	// Seed is random data from the node, SeedSize bytes. Guests that continue from the same template would otherwise have the
+	// Seed is random data from the node, identity.SeedSize bytes. Guests that continue from the same template would otherwise have the
 	// same random numbers.
 	Seed []byte `json:"seed"`
 }

@@ -3,6 +3,7 @@ package machine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"slices"
@@ -114,6 +115,9 @@ type Disk struct {
 	// LogicalBlock and PhysicalBlock are the sizes of the device's sectors in bytes, which the guest sees. 0 means 512.
 	LogicalBlock  int `json:"logicalBlock,omitempty"`
 	PhysicalBlock int `json:"physicalBlock,omitempty"`
+	// Like, if set, describes the content, which is the machine's own: a machine can continue from the saved state of another
+	// one whose disk differs, but has the same Like. Otherwise disks to read must be the same.
+	Like string `json:"like,omitempty"`
 	// If Format is qcow2, Base is the image below the overlay. Nothing writes to Base.
 	Base *Base `json:"base,omitempty"`
 }
@@ -198,8 +202,22 @@ var (
 	ErrRefused = errors.New("the saved state is refused")
 )
 
-// SavedNICs is how many NICs a machine with Definition.Saved can have. It can have one share, over virtio-fs.
-const SavedNICs = 7
+// SavedDevices is how many NICs and shares a machine with Definition.Saved can have.
+const SavedDevices = 8
+
+// CheckSaved returns an error that says why a machine cannot continue from a saved state: it has too many NICs and shares, a
+// share that cannot be plugged in, or UEFI, whose variables would be saved, too.
+func CheckSaved(d Definition) error {
+	switch {
+	case len(d.NICs)+len(d.Shares) > SavedDevices:
+		return fmt.Errorf("it has %d NICs and shares, more than %d", len(d.NICs)+len(d.Shares), SavedDevices)
+	case slices.ContainsFunc(d.Shares, func(s Share) bool { return s.Driver != ShareVirtiofs }):
+		return errors.New("it has a share that is not a virtio-fs")
+	case d.UEFI != nil:
+		return errors.New("it boots by UEFI")
+	}
+	return nil
+}
 
 // HasVirtiofs reports whether a share uses virtio-fs. The guest's memory must then be shared with virtiofsd.
 func (d *Definition) HasVirtiofs() bool {

@@ -273,7 +273,7 @@ func (c *command) nic(d machine.Definition, i int, nic machine.NIC, s hostSetup)
 	}
 	c.add("-netdev", netdev)
 	if d.Saved != "" {
-		c.late("virtio-net-pci", i+1, device)
+		c.late("virtio-net-pci", device)
 		return
 	}
 	c.device("virtio-net-pci", device)
@@ -295,12 +295,15 @@ func (c *command) device(driver string, properties []property) {
 
 // late adds a device that is to be plugged in, as a function of the slot for such devices. The guest looks for devices once
 // function 0 is there, so that is the last one.
-func (c *command) late(driver string, function int, properties []property) {
-	device := map[string]any{"driver": driver, "bus": plugPort, "addr": fmt.Sprintf("0.%d", function), "multifunction": true}
+func (c *command) late(driver string, properties []property) {
+	device := map[string]any{"driver": driver, "bus": plugPort, "multifunction": true}
 	for _, p := range properties {
 		device[p.name] = p.value
 	}
 	c.Late = append(c.Late, device)
+	for i, device := range c.Late {
+		device["addr"] = fmt.Sprintf("0.%d", (i+1)%len(c.Late))
+	}
 }
 
 // memoryID is the ID of the guest's memory backend when QEMU shares the memory with virtiofsd.
@@ -332,7 +335,7 @@ func (c *command) share(d machine.Definition, i int, share machine.Share) {
 		c.add("-chardev", fmt.Sprintf("socket,id=share%d,fd=%d", i, fd))
 		device := []property{{"chardev", fmt.Sprintf("share%d", i)}, {"tag", share.Tag}, {"queue-size", 1024}}
 		if d.Saved != "" {
-			c.late("vhost-user-fs-pci", 0, device)
+			c.late("vhost-user-fs-pci", device)
 			return
 		}
 		c.device("vhost-user-fs-pci", append(device, property{"multifunction", "on"}, property{"addr", shareAddress(i)}))

@@ -63,6 +63,11 @@ func TestGoldenCommands(t *testing.T) {
 			d.NICs = []machine.NIC{{MAC: "0a:00:00:00:00:01", MTU: 1450, Netns: "/netns", Tap: "tap0"}, {MAC: "0a:00:00:00:00:02", Netns: "/netns", Tap: "tap1"}}
 			d.Shares = []machine.Share{{Tag: "share0", Path: "/shared", Driver: machine.ShareVirtiofs}}
 		}, host},
+		"saved2": {func(d *machine.Definition) {
+			d.Plug, d.Saved = true, "/templates/two"
+			d.NICs = []machine.NIC{{MAC: "0a:00:00:00:00:01", Netns: "/netns", Tap: "tap0"}}
+			d.Shares = []machine.Share{{Tag: "share0", Path: "/a", Driver: machine.ShareVirtiofs}, {Tag: "share1", Path: "/b", Driver: machine.ShareVirtiofs}}
+		}, host},
 		"uefi": {func(d *machine.Definition) {
 			d.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.File{Path: "/vars.fd"}}
 		}, host},
@@ -192,9 +197,10 @@ func TestRefused(t *testing.T) {
 		"saved, 9p": func(d *machine.Definition) {
 			d.Plug, d.Saved, d.Shares = true, "/saved", []machine.Share{{Tag: "a", Driver: machine.Share9p}}
 		},
-		"saved, eight NICs": func(d *machine.Definition) {
+		"saved, UEFI": func(d *machine.Definition) { d.Plug, d.Saved, d.UEFI = true, "/saved", &machine.UEFI{} },
+		"saved, nine NICs": func(d *machine.Definition) {
 			d.Plug, d.Saved = true, "/saved"
-			for range machine.SavedNICs + 1 {
+			for range machine.SavedDevices + 1 {
 				d.NICs = append(d.NICs, machine.NIC{MAC: "52:54:00:12:34:56"})
 			}
 		},

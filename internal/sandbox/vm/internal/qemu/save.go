@@ -63,7 +63,7 @@ func (d *Driver) SaveKey(ctx context.Context, def machine.Definition) (string, e
 		}
 	}
 	for _, disk := range def.Disks {
-		if disk.ReadOnly {
+		if disk.ReadOnly && disk.Like == "" {
 			files = append(files, disk.Path)
 		}
 		if disk.Base != nil {

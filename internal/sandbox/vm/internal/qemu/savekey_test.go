@@ -21,7 +21,7 @@ type keyRig struct {
 
 func newKeyRig(t *testing.T) *keyRig {
 	r := &keyRig{t: t, dir: t.TempDir()}
-	for _, name := range []string{"qemu", "vmlinux", "initrd", "root", "base"} {
+	for _, name := range []string{"qemu", "vmlinux", "initrd", "root", "base", "cidata"} {
 		r.write(name, "one "+name)
 	}
 	r.cfg = Config{Root: r.path("records"), Emulator: r.path("qemu"), Accel: AccelTCG, Logger: logger(t)}
@@ -31,6 +31,7 @@ func newKeyRig(t *testing.T) *keyRig {
 		Disks: []machine.Disk{
 			{ID: "guest0", ReadOnly: true, File: machine.File{Path: r.path("root")}},
 			{ID: "scratch0", File: machine.File{Path: "/a/disk"}, Base: &machine.Base{File: machine.File{Path: r.path("base")}, Format: "raw"}},
+			{ID: "cidata", ReadOnly: true, File: machine.File{Path: r.path("cidata")}, Like: "one", Size: 512},
 		},
 	}
 	return r
@@ -53,20 +54,24 @@ func TestSaveKey(t *testing.T) {
 		change func(r *keyRig)
 		same   bool
 	}{
-		"CPUs":                    {func(r *keyRig) { r.def.CPUs++ }, false},
-		"CPU model":               {func(r *keyRig) { r.def.CPUModel = "qemu64" }, false},
-		"memory":                  {func(r *keyRig) { r.def.Memory <<= 1 }, false},
-		"command line":            {func(r *keyRig) { r.def.Cmdline = "debug" }, false},
-		"another disk":            {func(r *keyRig) { r.def.Disks = append(r.def.Disks, machine.Disk{ID: "scratch1"}) }, false},
-		"kernel":                  {func(r *keyRig) { r.write("vmlinux", "two vmlinux") }, false},
-		"initrd":                  {func(r *keyRig) { r.write("initrd", "two initrd") }, false},
-		"no initrd":               {func(r *keyRig) { r.def.Initrd = nil }, false},
-		"root disk":               {func(r *keyRig) { r.write("root", "two root") }, false},
-		"base of a disk":          {func(r *keyRig) { r.write("base", "two base") }, false},
-		"QEMU":                    {func(r *keyRig) { r.write("qemu", "two qemu") }, false},
-		"accelerator":             {func(r *keyRig) { r.cfg.Accel = AccelKVM }, false},
-		"nothing":                 {func(*keyRig) {}, true},
-		"the same file, replaced": {func(r *keyRig) { r.write("vmlinux", "one vmlinux") }, true},
+		"CPUs":                       {func(r *keyRig) { r.def.CPUs++ }, false},
+		"CPU model":                  {func(r *keyRig) { r.def.CPUModel = "qemu64" }, false},
+		"memory":                     {func(r *keyRig) { r.def.Memory <<= 1 }, false},
+		"command line":               {func(r *keyRig) { r.def.Cmdline = "debug" }, false},
+		"another disk":               {func(r *keyRig) { r.def.Disks = append(r.def.Disks, machine.Disk{ID: "scratch1"}) }, false},
+		"kernel":                     {func(r *keyRig) { r.write("vmlinux", "two vmlinux") }, false},
+		"initrd":                     {func(r *keyRig) { r.write("initrd", "two initrd") }, false},
+		"no initrd":                  {func(r *keyRig) { r.def.Initrd = nil }, false},
+		"root disk":                  {func(r *keyRig) { r.write("root", "two root") }, false},
+		"base of a disk":             {func(r *keyRig) { r.write("base", "two base") }, false},
+		"QEMU":                       {func(r *keyRig) { r.write("qemu", "two qemu") }, false},
+		"accelerator":                {func(r *keyRig) { r.cfg.Accel = AccelKVM }, false},
+		"nothing":                    {func(*keyRig) {}, true},
+		"the same file, replaced":    {func(r *keyRig) { r.write("vmlinux", "one vmlinux") }, true},
+		"a disk to read, of its own": {func(r *keyRig) { r.write("cidata", "two cidata") }, true},
+		"unlike disk to read":        {func(r *keyRig) { r.def.Disks[2].Like = "other" }, false},
+		"its size":                   {func(r *keyRig) { r.def.Disks[2].Size = 1024 }, false},
+		"disk to write, unlike":      {func(r *keyRig) { r.def.Disks[1].Like = "other" }, false},
 		"what is the machine's own": {func(r *keyRig) {
 			r.def.Name, r.def.UID, r.def.Dir, r.def.Disks[1].Path = "b", 2, "/b", "/b/disk"
 			r.def.NICs, r.def.Shares = []machine.NIC{{}}, []machine.Share{{}}

@@ -77,8 +77,9 @@ func validateSaved(d machine.Definition, refuse func(string, ...any) error) erro
 		return refuse("saved %q is not absolute", d.Saved)
 	case !d.Plug:
 		return refuse("a machine without a controller for further disks cannot continue from a saved state")
-	case len(d.NICs) > machine.SavedNICs || len(d.Shares) > 1 || len(d.Shares) == 1 && d.Shares[0].Driver != machine.ShareVirtiofs:
-		return refuse("a machine that continues from a saved state has at most %d NICs and one share, over virtio-fs", machine.SavedNICs)
+	}
+	if err := machine.CheckSaved(d); err != nil {
+		return refuse("a machine cannot continue from a saved state: %v", err)
 	}
 	return nil
 }

@@ -45,10 +45,10 @@ func newTemplateRig(t *testing.T) *templateRig {
 // open opens the templates, as the next daemon does.
 func (r *templateRig) open() *templates {
 	r.t.Helper()
-	o := &OCI{log: slog.New(slog.NewTextHandler(r.t.Output(), nil)), machines: &Backend{cfg: settings{Driver: keyed{qemu: r.qemu}}}}
-	o.templates = o.newTemplates(r.cfg)
-	o.templates.load(r.t.Context())
-	return o.templates
+	machines := &Backend{cfg: settings{Driver: keyed{qemu: r.qemu}}}
+	all := newTemplates(machines, templateKind{size: func(uint64) uint64 { return 100 << 20 }}, r.cfg, slog.New(slog.NewTextHandler(r.t.Output(), nil)))
+	all.load(r.t.Context())
+	return all
 }
 
 // add writes a template that was used at the given minute, and returns its name.
@@ -107,7 +107,7 @@ func (r *templateRig) use(t *templates, namespace string, memory uint64, nics in
 	}
 	d := machine.Definition{
 		Memory: memory, Plug: true, Disks: []machine.Disk{{ID: "guest0", ReadOnly: true, File: machine.File{Path: "/guest"}}, {ID: "scratch0", File: machine.File{Path: disk}}},
-		NICs: make([]machine.NIC, nics), Shares: []machine.Share{{Tag: "share0"}},
+		NICs: make([]machine.NIC, nics), Shares: []machine.Share{{Tag: "share0", Driver: machine.ShareVirtiofs}},
 	}
 	p := &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Namespace: namespace}}}
 	if err := t.use(r.t.Context(), p, &d); err != nil {
@@ -165,14 +165,14 @@ func TestTemplatesUse(t *testing.T) {
 	name := r.add("a", 1, 1)
 	all := r.open()
 	before := time.Now()
-	if d := r.use(all, "a", 1, machine.SavedNICs); d.Saved != filepath.Join(templatesDir(r.cfg.Root), name) {
+	if d := r.use(all, "a", 1, machine.SavedDevices-1); d.Saved != filepath.Join(templatesDir(r.cfg.Root), name) {
 		t.Errorf("template of the machine: got %q, want %s", d.Saved, name)
 	}
 	if list, err := Templates(r.cfg.Root); err != nil || len(list) != 1 || list[0].Name != name || list[0].UsedAt.Before(before.Add(-time.Second)) {
 		t.Errorf("templates after the use: got %+v (error %v)", list, err)
 	}
 	for what, d := range map[string]machine.Definition{
-		"another namespace": r.use(all, "b", 1, 1), "another size": r.use(all, "a", 2, 1), "too many NICs": r.use(all, "a", 1, machine.SavedNICs+1),
+		"another namespace": r.use(all, "b", 1, 1), "another size": r.use(all, "a", 2, 1), "too many NICs": r.use(all, "a", 1, machine.SavedDevices),
 	} {
 		if d.Saved != "" {
 			t.Errorf("%s: got the template %s, want none", what, d.Saved)
@@ -204,7 +204,7 @@ func TestTemplatesDamaged(t *testing.T) {
 	name := r.add("", 1, 1)
 	all := r.open()
 	gone := filepath.Join(t.TempDir(), "gone", "scratch0.qcow2") // as if the disk were full
-	d := machine.Definition{Memory: 1, Plug: true, Disks: []machine.Disk{{ID: "scratch0", File: machine.File{Path: gone}}}, Shares: []machine.Share{{Tag: "share0"}}}
+	d := machine.Definition{Memory: 1, Plug: true, Disks: []machine.Disk{{ID: "scratch0", File: machine.File{Path: gone}}}, Shares: []machine.Share{{Driver: machine.ShareVirtiofs}}}
 	if err := all.use(t.Context(), &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{}}, &d); err == nil || d.Saved != "" || len(all.have) != 1 || len(r.dirs()) != 1 {
 		t.Errorf("a copy that fails on the pod's side: got error %v, template %q, templates %v, want that the template is kept", err, d.Saved, r.dirs())
 	}
@@ -334,8 +334,8 @@ func TestTemplatesMakeRoom(t *testing.T) {
 	if all.room() {
 		t.Fatal("room beside templates that were used lately")
 	}
-	size := func(memory uint64) uint64 { return 2*(90<<20+memory/64) + templateMargin }
-	for _, free := range [][2]uint64{{size(1<<36) - 1, 1 << 60}, {1 << 60, size(1<<36) - 1}} {
+	const least = 2*100<<20 + templateMargin
+	for _, free := range [][2]uint64{{least - 1, 1 << 60}, {1 << 60, least - 1}} {
 		all.free = func() (uint64, uint64, error) { return free[0], free[1], nil }
 		if err := all.makeFor(t.Context(), wish{name: "x", pod: &sandbox.Pod{}, memory: 1 << 36}); !errdefs.IsResourceExhausted(err) {
 			t.Errorf("a template with memory and disk %v: got %v, want ResourceExhausted", free, err)
@@ -344,7 +344,7 @@ func TestTemplatesMakeRoom(t *testing.T) {
 	if all.have[removed] != nil || all.have[kept] == nil || !all.room() || all.paused("x") {
 		t.Errorf("templates: got %v, want %s only", all.have, kept)
 	}
-	all.o.machines.cfg.Driver = keyed{qemu: "8.0"}
+	all.machines.cfg.Driver = keyed{qemu: "8.0"}
 	if all.dropUseless(t.Context()); len(all.have) != 0 || len(r.dirs()) != 0 {
 		t.Errorf("templates of an earlier QEMU: got %v", r.dirs())
 	}
@@ -358,22 +358,23 @@ func TestTemplatesBoot(t *testing.T) {
 	r := newTemplateRig(t)
 	r.add("a", 1, 1)
 	all := r.open()
-	all.o.pods = map[string]*ociPod{"": {boots: true}}
-	if d := r.use(all, "a", 1, 1); d.Saved != "" || len(all.have) != 1 {
-		t.Errorf("a pod that must boot: got template %q", d.Saved)
+	o := &OCI{templates: all, pods: map[string]*ociPod{"": {boots: true}}}
+	d := machine.Definition{Memory: 1, Plug: true}
+	if err := o.useTemplate(t.Context(), &sandbox.Pod{}, &d); err != nil || d.Saved != "" || len(all.have) != 1 {
+		t.Errorf("a pod that must boot: got template %q, error %v", d.Saved, err)
 	}
 }
 
 // TestCheckTemplates: tripod check says how many templates there are, how old and how large.
 func TestCheckTemplates(t *testing.T) {
 	r := newTemplateRig(t)
-	if got := CheckTemplates(r.cfg.Root); len(got) != 0 {
+	if got := CheckTemplates("vm-oci", r.cfg.Root); len(got) != 0 {
 		t.Errorf("findings without templates: got %v", got)
 	}
 	r.add("a", 1, 1)
 	r.add("a", 2, 3)
 	want := "2 ready, 0 MiB on disk, the oldest from 0001-01-01T00:00:00Z; last used 2026-01-01T00:03:00Z"
-	if got := CheckTemplates(r.cfg.Root); len(got) != 1 || !got[0].OK || got[0].Detail != want {
+	if got := CheckTemplates("vm-oci", r.cfg.Root); len(got) != 1 || !got[0].OK || got[0].Detail != want {
 		t.Errorf("findings: got %+v, want %q", got, want)
 	}
 }
@@ -413,7 +414,7 @@ func TestTemplatesAwaitLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTemplateRig(t)
 		r.add("a", 1, 0)
-		next := r.open().o.newTemplates(r.cfg)
+		next := newTemplates(r.open().machines, templateKind{}, r.cfg, slog.New(slog.DiscardHandler))
 		if d := r.use(next, "a", 1, 1); d.Saved != "" {
 			t.Errorf("a template of a daemon that does not read them: got %q", d.Saved)
 		}

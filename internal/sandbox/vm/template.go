@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -27,19 +28,16 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 var (
-	fpTemplateBooted = failpoint.New("vm-oci.template.booted")
-	fpTemplateSaved  = failpoint.New("vm-oci.template.saved")
-	fpTemplateMade   = failpoint.New("vm-oci.template.made")
+	fpTemplateBooted = failpoint.New("vm-template.booted")
+	fpTemplateSaved  = failpoint.New("vm-template.saved")
+	fpTemplateMade   = failpoint.New("vm-template.made")
 )
 
 const (
-	// templateTime bounds the making of a template.
-	templateTime = 5 * time.Minute
 	// templatePause is the pause after a template could not be made or used. It doubles each time, templateDoublings times at
 	// most. A template that was used in this time does not give way to another one.
 	templatePause     = 10 * time.Minute
@@ -87,11 +85,14 @@ type trouble struct {
 	at    time.Time
 }
 
-// wish is a template that is wanted for a pod whose machine has this memory.
+// wish is a template that is wanted for the like of a machine, which has these CPUs and this memory. The container is nil if the machine is not
+// a container.
 type wish struct {
-	name   string
-	pod    *sandbox.Pod
-	memory uint64
+	name      string
+	pod       *sandbox.Pod
+	container *sandbox.Container
+	cpus      int
+	memory    uint64
 }
 
 // templates keeps the templates, in one directory each:
@@ -104,23 +105,41 @@ type wish struct {
 // The time of template.json's last change is Template.UsedAt. A pod whose machine had to boot makes the node want a template
 // for its like. One task makes them, one after the other.
 type templates struct {
-	o    *OCI
-	dir  string
-	log  *slog.Logger
-	most int // how many are kept; 0 means that there are none
+	machines *Backend
+	kind     templateKind
+	dir      string
+	log      *slog.Logger
+	most     int // how many are kept; 0 means that there are none
 	// scope is "namespace", or "node" if the pods of all namespaces use the same templates.
 	scope  string
 	wanted chan wish
 	// ready is closed when load has read the templates of earlier daemons.
 	ready  chan struct{}
 	loaded sync.Once
+	// end ends run. making counts it, and the removals of the templates' machines.
+	end    context.CancelFunc
+	making sync.WaitGroup
 	// free returns how much memory and disk the node has for templates, in bytes. Tests replace it.
 	free func() (memory, disk uint64, err error)
 
 	mu       sync.Mutex
 	have     map[string]*Template
 	queued   map[string]bool    // those in wanted
+	problems map[string]string  // why those that are missing were not made
 	troubles map[string]trouble // of those from which no machine has continued since
+}
+
+// templateKind is what differs between the templates of the handlers.
+type templateKind struct {
+	handler string
+	// unit returns the pod and the container of a machine like that of a wish, without anything that is the pod's own.
+	unit func(w wish) (*sandbox.Pod, *sandbox.Container)
+	// settle waits until the guest of a template's machine, whose agent has answered, can be saved.
+	settle func(ctx context.Context, id string) error
+	// size estimates the room in bytes that a template takes of the disk and of memory, for a machine with this memory.
+	size func(memory uint64) uint64
+	// time bounds the making of a template.
+	time time.Duration
 }
 
 const templateFile = "template.json"
@@ -128,11 +147,11 @@ const templateFile = "template.json"
 // templateName matches a template's directory.
 var templateName = lazyregexp.New(`^[0-9a-f]{32}$`)
 
-func (o *OCI) newTemplates(c Config) *templates {
+func newTemplates(machines *Backend, kind templateKind, c Config, log *slog.Logger) *templates {
 	return &templates{
-		o: o, dir: templatesDir(c.Root), log: o.log, most: c.VM.Templates, scope: c.VM.TemplateScope,
+		machines: machines, kind: kind, dir: templatesDir(c.Root), log: log, most: c.VM.Templates, scope: c.VM.TemplateScope, end: func() {},
 		wanted: make(chan wish, templateQueue), free: func() (uint64, uint64, error) { return freeRoom(c.Root) },
-		ready: make(chan struct{}), have: map[string]*Template{}, queued: map[string]bool{}, troubles: map[string]trouble{},
+		ready: make(chan struct{}), have: map[string]*Template{}, queued: map[string]bool{}, problems: map[string]string{}, troubles: map[string]trouble{},
 	}
 }
 
@@ -189,7 +208,7 @@ func (t *templates) check(ctx context.Context, name string) (one Template, usele
 
 // name returns the name of the template for a machine.
 func (t *templates) name(ctx context.Context, namespace string, d machine.Definition) (string, error) {
-	key, err := t.o.machines.cfg.Driver.SaveKey(ctx, d)
+	key, err := t.machines.cfg.Driver.SaveKey(ctx, d)
 	if err != nil {
 		return "", err
 	}
@@ -207,12 +226,66 @@ func (t *templates) namespace(p *sandbox.Pod) string {
 
 // fits reports whether a machine can continue from a template.
 func (t *templates) fits(d machine.Definition) bool {
-	return t.most > 0 && d.Plug && len(d.Shares) == 1 && len(d.NICs) <= machine.SavedNICs
+	return t.most > 0 && d.Plug && machine.CheckSaved(d) == nil
 }
 
-// use makes a machine that is about to be defined continue from a template, if there is one.
+// use makes a machine that is about to be defined and started continue from a template, if there is one.
 func (t *templates) use(ctx context.Context, p *sandbox.Pod, d *machine.Definition) error {
-	if !t.fits(*d) || t.o.boots(p.ID) {
+	found := *d
+	if err := t.find(ctx, p, &found); err != nil || found.Saved == "" {
+		return err
+	}
+	if err := t.copyDisks(found); err != nil {
+		return err
+	}
+	d.Saved = found.Saved
+	return nil
+}
+
+// TemplateState says whether the machines like a pod's have a template.
+type TemplateState struct {
+	Name  string `json:"name"`
+	Ready bool   `json:"ready"`
+	// Problem says why the node does not make the template. It is empty while the template is being made.
+	Problem string `json:"problem,omitempty"`
+}
+
+// look returns the state of the template for the like of a running machine, or nil if the machine cannot have one.
+func (t *templates) look(ctx context.Context, p *sandbox.Pod, d machine.Definition) (*TemplateState, error) {
+	if !t.fits(d) {
+		return nil, nil
+	}
+	name, err := t.name(ctx, t.namespace(p), d)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &TemplateState{Name: name, Ready: t.have[name] != nil}
+	if !s.Ready && !t.queued[name] {
+		s.Problem = cmp.Or(t.problems[name], "nothing has asked for it yet")
+	}
+	return s, nil
+}
+
+// inspect adds the template of a pod's machine to the facts about the pod.
+func (t *templates) inspect(ctx context.Context, p *sandbox.Pod, facts map[string]any) error {
+	h, err := t.machines.ledger.Find(p.ID, p.ID)
+	if h == nil {
+		return err
+	}
+	s, _ := h.Snapshot()
+	found, err := t.look(ctx, p, s.Definition)
+	if found != nil {
+		facts["template"] = found
+	}
+	return err
+}
+
+// find sets Definition.Saved if there is a template for the machine. The machine's disks must be those of copyDisks when it
+// starts.
+func (t *templates) find(ctx context.Context, p *sandbox.Pod, d *machine.Definition) error {
+	if !t.fits(*d) {
 		return nil
 	}
 	select { // the daemon may have just started
@@ -235,24 +308,30 @@ func (t *templates) use(ctx context.Context, p *sandbox.Pod, d *machine.Definiti
 		}
 	}
 	t.mu.Unlock()
-	if found == nil {
-		return nil
+	if found != nil {
+		d.Saved = dir
 	}
+	return nil
+}
+
+// copyDisks replaces the disks of a machine that is about to continue from a template by copies of the template's.
+func (t *templates) copyDisks(d machine.Definition) error {
 	for _, disk := range d.Disks {
 		if disk.ReadOnly {
 			continue
 		}
-		from := filepath.Join(dir, filepath.Base(disk.Path))
+		from := filepath.Join(d.Saved, filepath.Base(disk.Path))
 		if err := replaceDisk(disk.Path, from); err != nil {
 			if damaged := readAll(from); damaged != nil {
 				t.mu.Lock()
 				defer t.mu.Unlock()
-				t.discard(found)
+				if one := t.have[filepath.Base(d.Saved)]; one != nil {
+					t.discard(one)
+				}
 			}
 			return fmt.Errorf("copy the template's disk: %w", err)
 		}
 	}
-	d.Saved = dir
 	return nil
 }
 
@@ -308,9 +387,9 @@ func (t *templates) failed(name string, began time.Time, refused bool) {
 	}
 }
 
-// want asks for a template for machines like the pod's, which has booted.
-func (t *templates) want(ctx context.Context, p *sandbox.Pod) {
-	h, _ := t.o.machines.ledger.Find(p.ID, p.ID)
+// want asks for a template for machines like the pod's, which has booted. The container is the machine, if it is one.
+func (t *templates) want(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) {
+	h, _ := t.machines.ledger.Find(p.ID, p.ID)
 	if h == nil {
 		return
 	}
@@ -323,7 +402,7 @@ func (t *templates) want(ctx context.Context, p *sandbox.Pod) {
 		t.log.Warn("no template of machines is made", "pod", p.ID, "err", err)
 		return
 	}
-	t.ask(wish{name, p, s.Definition.Memory})
+	t.ask(wish{name, p, c, s.Definition.CPUs, s.Definition.Memory})
 }
 
 // ask puts a wish into the queue, unless the template is there, in the queue or was lately in trouble.
@@ -351,6 +430,18 @@ func (t *templates) trouble(name string) {
 	t.troubles[name] = trouble{t.troubles[name].times + 1, time.Now()}
 }
 
+// start begins to run.
+func (t *templates) start(ctx context.Context) {
+	ctx, t.end = context.WithCancel(ctx)
+	t.making.Go(func() { t.run(ctx) })
+}
+
+// close ends run. The machine that it is making a template of, if there is one, is removed.
+func (t *templates) close() {
+	t.end()
+	t.making.Wait()
+}
+
 // run loads the templates, and makes those that are wanted, until ctx ends.
 func (t *templates) run(ctx context.Context) {
 	t.load(ctx)
@@ -363,6 +454,10 @@ func (t *templates) run(ctx context.Context) {
 			}
 			t.mu.Lock()
 			delete(t.queued, w.name)
+			delete(t.problems, w.name)
+			if err != nil {
+				t.problems[w.name] = err.Error()
+			}
 			t.mu.Unlock()
 		case <-ctx.Done():
 			return
@@ -374,18 +469,21 @@ func (t *templates) run(ctx context.Context) {
 func (t *templates) makeFor(ctx context.Context, w wish) error {
 	t.dropUseless(ctx)
 	t.mu.Lock()
-	done := t.have[w.name] != nil || t.paused(w.name) || !t.room()
+	done, room := t.have[w.name] != nil || t.paused(w.name), t.room()
 	t.mu.Unlock()
 	if done {
 		return nil
+	}
+	if !room {
+		return fmt.Errorf("the node has %d templates (vm.templates), all used in the last %s: %w", t.most, templatePause, errdefs.ErrResourceExhausted)
 	}
 	if err := t.affords(w.memory); err != nil {
 		return err
 	}
 	name := w.name
-	mp, mc := t.machine(w.pod, name)
-	defer t.o.making.Go(func() { t.removeMachine(ctx, mp) })
-	making, cancel := context.WithTimeout(ctx, templateTime)
+	mp, mc := t.machine(w)
+	defer t.making.Go(func() { t.removeMachine(ctx, mp) })
+	making, cancel := context.WithTimeout(ctx, t.kind.time)
 	defer cancel()
 	began := time.Now()
 	if err := t.make(making, mp, mc, name); err != nil {
@@ -416,9 +514,7 @@ func (t *templates) affords(memory uint64) error {
 	if err != nil {
 		return err
 	}
-	// The machine has written to this much of its memory: Linux takes 1/64 of it for the list of its pages.
-	size := 90<<20 + memory/64
-	if need := 2*size + templateMargin; freeMemory < need || freeDisk < need {
+	if need := 2*t.kind.size(memory) + templateMargin; freeMemory < need || freeDisk < need {
 		return fmt.Errorf("a template needs %s of memory and disk; the node has %s and %s: %w", quantity(need), quantity(freeMemory), quantity(freeDisk), errdefs.ErrResourceExhausted)
 	}
 	return nil
@@ -446,7 +542,7 @@ func (t *templates) newDir(name string) string { return filepath.Join(t.dir, "ne
 // make boots a machine without a network, and saves it. The machine of an interrupted daemon is one that is not in the record;
 // Recover removes it.
 func (t *templates) make(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Container, name string) error {
-	machines := t.o.machines
+	machines := t.machines
 	if err := machines.CreateSandbox(ctx, mp); err != nil {
 		return err
 	}
@@ -454,12 +550,12 @@ func (t *templates) make(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Conta
 		return err
 	}
 	if err := machines.StartContainer(ctx, mp, mc); err != nil {
-		return fmt.Errorf("%w%s", err, t.o.lastWords(mp.ID))
+		return fmt.Errorf("%w%s", err, t.machines.lastWords(mp.ID))
 	}
 	if err := fpTemplateBooted.Hit(ctx); err != nil {
 		return err
 	}
-	if err := t.o.call(ctx, mp.ID, guestapi.Request{Method: guestapi.MethodFreeze}, nil, nil); err != nil {
+	if err := t.kind.settle(ctx, mp.ID); err != nil {
 		return err
 	}
 	select {
@@ -484,7 +580,7 @@ func (t *templates) make(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Conta
 func (t *templates) removeMachine(ctx context.Context, mp *sandbox.Pod) {
 	for {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-		err := t.o.machines.RemoveSandbox(undo, mp)
+		err := t.machines.RemoveSandbox(undo, mp)
 		cancel()
 		if err == nil {
 			return
@@ -498,16 +594,15 @@ func (t *templates) removeMachine(ctx context.Context, mp *sandbox.Pod) {
 	}
 }
 
-// machine returns the unit pod of the machine of a template for pods like p, and its container.
-func (t *templates) machine(p *sandbox.Pod, name string) (*sandbox.Pod, *sandbox.Container) {
-	mp, mc := t.o.machine(p)
+// machine returns the unit pod of the machine of a template, and its container.
+func (t *templates) machine(w wish) (*sandbox.Pod, *sandbox.Container) {
+	mp, mc := t.kind.unit(w)
 	mp.ID, mp.Netns, mp.IPs = rand.Text(), "", nil
 	id := sha256.Sum256([]byte(mp.ID))
 	mp.ID = hex.EncodeToString(id[:])
 	mc.ID = mp.ID
-	mp.Config.Metadata = &runtimeapi.PodSandboxMetadata{Name: "template-" + name, Namespace: t.namespace(p), Uid: mp.ID}
+	mp.Config.Metadata = &runtimeapi.PodSandboxMetadata{Name: "template-" + w.name, Namespace: t.namespace(w.pod), Uid: mp.ID}
 	mp.Config.Hostname, mp.Config.DnsConfig, mp.Config.Linux.CgroupParent = "", nil, ""
-	mc.Config.Mounts = nil
 	return mp, mc
 }
 
@@ -517,7 +612,7 @@ func (t *templates) save(ctx context.Context, mp *sandbox.Pod, name string, d ma
 	if err := errors.Join(removeTemplate(dir), os.MkdirAll(dir, 0o700)); err != nil {
 		return sandbox.DiskError(err)
 	}
-	if err := t.o.machines.cfg.Driver.Save(ctx, mp.ID, dir); err != nil {
+	if err := t.machines.cfg.Driver.Save(ctx, mp.ID, dir); err != nil {
 		return sandbox.DiskError(err)
 	}
 	for _, disk := range d.Disks {
