@@ -33,7 +33,7 @@ func TestN1VMOCIKilledAtEveryFailPoint(t *testing.T) {
 		t.Fatalf("the script without a crash: %v", err)
 	}
 	before := resources(d)
-	names := without(points(t, "vm-oci."), templatePoints)
+	names := points(t, "vm-oci.")
 	for _, name := range ociPoints {
 		if !slices.Contains(names, name) {
 			t.Errorf("%s is not a fail point", name)
