@@ -189,7 +189,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	if err := b.makeRoot(ctx, o); err != nil {
 		return err
 	}
-	if err := b.chooseFirmware(o); err != nil {
+	if err := b.chooseFirmware(ctx, o); err != nil {
 		return fmt.Errorf("boot: %w", err)
 	}
 	for i, disk := range o.options.ScratchDisks {
@@ -275,7 +275,7 @@ func (b *Backend) checkFirmware(o *plan) error {
 
 // chooseFirmware makes the flash memory of a machine whose root disk or CD-ROM boots by UEFI. For a machine with a BIOS,
 // it sets o.unbootable if the BIOS cannot boot the root disk.
-func (b *Backend) chooseFirmware(o *plan) error {
+func (b *Backend) chooseFirmware(ctx context.Context, o *plan) error {
 	if o.files.Kernel != nil {
 		return nil // QEMU loads the kernel
 	}
@@ -284,7 +284,7 @@ func (b *Backend) chooseFirmware(o *plan) error {
 		return err
 	}
 	if o.options.Firmware == annotations.FirmwareUEFI || o.options.Firmware == "" && uefiOnly {
-		return b.makeFlash(o)
+		return b.makeFlash(ctx, o)
 	}
 	o.unbootable = unbootable
 	return nil
@@ -306,8 +306,9 @@ func (o *plan) inspectBoot() (uefiOnly bool, unbootable string, err error) {
 	return found.UEFIOnly(), found.Unbootable(), err
 }
 
-// makeFlash sets o.uefi, and makes the machine's own copy of the firmware's variables.
-func (b *Backend) makeFlash(o *plan) error {
+// makeFlash sets o.uefi. The machine's own copy of the firmware's variables is on the block device of its root disk, or
+// in a file of the container.
+func (b *Backend) makeFlash(ctx context.Context, o *plan) error {
 	if err := b.findUEFI(o); err != nil {
 		return err
 	}
@@ -315,12 +316,41 @@ func (b *Backend) makeFlash(o *plan) error {
 	if err != nil {
 		return fmt.Errorf("read the template of the UEFI variables: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
-	file := b.cfg.nvramFile(o.container.ID)
-	if err := os.WriteFile(file, vars, 0o600); err != nil {
+	o.uefi = &machine.UEFI{Code: machine.File{Path: o.firmware.Code}}
+	if o.volumes.root != "" {
+		kept, err := b.keepVars(ctx, o, vars)
+		if kept || err != nil {
+			return err
+		}
+	}
+	o.uefi.Vars.Path = b.cfg.nvramFile(o.container.ID)
+	if err := os.WriteFile(o.uefi.Vars.Path, vars, 0o600); err != nil {
 		return sandbox.DiskError(fmt.Errorf("write the UEFI variables: %w", err))
 	}
-	o.uefi = &machine.UEFI{Code: machine.File{Path: o.firmware.Code}, Vars: machine.File{Path: file}}
 	return nil
+}
+
+// keepVars sets o.uefi.Vars to the variables on the block device of the root disk, and returns true. It returns false,
+// and adds a warning, if they cannot be there.
+func (b *Backend) keepVars(ctx context.Context, o *plan, template []byte) (bool, error) {
+	const gone = "the UEFI variables of the root disk on %s are removed with the container: "
+	switch {
+	case b.cfg.Driver.Name() == "libvirt":
+		o.warnings = append(o.warnings, fmt.Sprintf(gone+"the driver libvirt cannot keep them on the device", o.volumes.root))
+		return false, nil
+	case !rootdisk.VarsFit(len(template)):
+		o.warnings = append(o.warnings, fmt.Sprintf(gone+"the %d bytes of %s do not fit on the device", o.volumes.root, len(template), o.firmware.Vars))
+		return false, nil
+	}
+	replaced, err := rootdisk.KeepVars(ctx, o.volumes.root, o.root.ID, template)
+	if err != nil {
+		return false, sandbox.DiskError(err)
+	}
+	if replaced > 0 {
+		o.warnings = append(o.warnings, fmt.Sprintf("the UEFI variables of the root disk on %s, %d bytes of another firmware, are replaced by the %d of %s", o.volumes.root, replaced, len(template), o.firmware.Vars))
+	}
+	o.uefi.Vars = machine.FilePart{File: machine.File{Path: o.volumes.root}, Offset: rootdisk.VarsOffset, Size: uint64(len(template))}
+	return true, nil
 }
 
 // findUEFI sets o.firmware, if the machine has enough memory for it.

@@ -68,7 +68,11 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	}
 	files.Close()
 	if s.RootID != "" {
-		if err := rootdisk.Check(s.Definition.Disks[0].Path, s.RootID); err != nil {
+		vars := uint64(0)
+		if s.Definition.UEFI != nil {
+			vars = s.Definition.UEFI.Vars.Size
+		}
+		if err := rootdisk.Check(s.Definition.Disks[0].Path, s.RootID, vars); err != nil {
 			return err
 		}
 	}

@@ -51,6 +51,9 @@ func (d *Driver) validate(def machine.Definition) error {
 	if len(def.NICs) > vmwrap.MaxNICs {
 		return fmt.Errorf("machine %s: %d network interfaces are more than the %d that the driver libvirt can add: %w", def.Name, len(def.NICs), vmwrap.MaxNICs, errdefs.ErrInvalidArgument)
 	}
+	if def.UEFI != nil && def.UEFI.Vars.Size != 0 {
+		return fmt.Errorf("machine %s: the driver libvirt cannot keep UEFI variables on the root disk's device; use the driver qmp, or create the container again: %w", def.Name, errdefs.ErrNotImplemented)
+	}
 	_, err := d.cpu(def)
 	return err
 }

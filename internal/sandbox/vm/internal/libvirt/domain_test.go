@@ -61,7 +61,7 @@ func TestDomainXML(t *testing.T) {
 	withCPU := minimal()
 	withCPU.LibvirtCPU = `<cpu mode='custom' match='exact'><model>core2duo</model><feature name='vmx' policy='disable'/></cpu>`
 	byUEFI := minimal()
-	byUEFI.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.File{Path: "/vars.fd"}}
+	byUEFI.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.FilePart{File: machine.File{Path: "/vars.fd"}}}
 	fromCD := minimal()
 	fromCD.Disks = []machine.Disk{
 		{ID: "cdrom", File: machine.File{Path: "/var/lib/tripod/base"}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM},

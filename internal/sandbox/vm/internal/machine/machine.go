@@ -75,12 +75,21 @@ type File struct {
 	Path string `json:"path"`
 }
 
+// FilePart is a part of a file or a block device.
+type FilePart struct {
+	File
+	// Offset and Size select the part, in bytes. If Size is 0, the part is the whole file.
+	Offset uint64 `json:"offset,omitempty"`
+	Size   uint64 `json:"size,omitempty"`
+}
+
 // UEFI is the flash memory of a machine that boots by UEFI. Both files are raw images.
 type UEFI struct {
 	// Code is the firmware. The guest cannot write to it, so machines share the file.
 	Code File `json:"code"`
-	// Vars is the machine's own copy of the firmware's variables (NVRAM). The guest and the firmware write to it.
-	Vars File `json:"vars"`
+	// Vars is the machine's own copy of the firmware's variables (NVRAM). The guest and the firmware write to it. If it
+	// is a part of a block device, the root disk is another part of that device. The driver libvirt refuses a part.
+	Vars FilePart `json:"vars"`
 }
 
 // BootID returns the boot ID of the node. PIDs and start times that were recorded during another boot are meaningless.

@@ -86,7 +86,8 @@ func build(d machine.Definition, s hostSetup) command {
 	c.consoles(d)
 	if d.UEFI != nil {
 		c.node(machine.Disk{ID: flashCode, File: d.UEFI.Code, Format: "raw", ReadOnly: true}, nil, s)
-		c.node(machine.Disk{ID: flashVars, File: d.UEFI.Vars, Format: "raw"}, nil, s)
+		vars := d.UEFI.Vars
+		c.node(machine.Disk{ID: flashVars, File: vars.File, Format: "raw", Offset: vars.Offset, Size: vars.Size}, nil, s)
 	}
 	for i, disk := range d.Disks {
 		c.disk(d, i, disk, s)
@@ -239,10 +240,17 @@ func (c *command) node(disk machine.Disk, backing any, s hostSetup) {
 	if disk.ReadOnly {
 		open = kindRead
 	}
-	c.blockdev(map[string]any{
+	file := map[string]any{
 		"driver": driver, "node-name": disk.ID + "-file", "filename": c.fdset(inherited{Kind: open, Path: disk.Path}),
 		"read-only": disk.ReadOnly, "discard": "unmap",
-	})
+	}
+	if disk.ID == flashVars && disk.Size > 0 {
+		// The root disk's node locks the device that both nodes write to. The writes go through the page cache, because
+		// the firmware programs single bytes: a first boot makes 16,000 writes. A guest's flush of its root disk writes
+		// the variables to the device, too.
+		file["locking"] = "off"
+	}
+	c.blockdev(file)
 	node := map[string]any{"driver": disk.Format, "node-name": disk.ID, "file": disk.ID + "-file", "read-only": disk.ReadOnly, "discard": "unmap"}
 	if disk.Format == "qcow2" {
 		node["backing"] = backing

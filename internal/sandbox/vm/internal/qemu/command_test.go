@@ -69,8 +69,9 @@ func TestGoldenCommands(t *testing.T) {
 			d.Shares = []machine.Share{{Tag: "share0", Path: "/a", Driver: machine.ShareVirtiofs}, {Tag: "share1", Path: "/b", Driver: machine.ShareVirtiofs}}
 		}, host},
 		"uefi": {func(d *machine.Definition) {
-			d.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.File{Path: "/vars.fd"}}
+			d.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.FilePart{File: machine.File{Path: "/vars.fd"}}}
 		}, host},
+		"uefi-device": {varsAt(256<<10, 540672), host},
 		"cdrom": {func(d *machine.Definition) {
 			d.Disks = []machine.Disk{
 				{ID: "cdrom", File: machine.File{Path: "/installer.iso"}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM},
@@ -141,7 +142,7 @@ func golden(t *testing.T, c command) string {
 func TestNothingLeaksIntoOptions(t *testing.T) {
 	d := plain()
 	d.Disks[0].Path = "/evil,readonly=off"
-	d.UEFI = &machine.UEFI{Code: machine.File{Path: "/evil,unit=1"}, Vars: machine.File{Path: "/evil,unit=0"}}
+	d.UEFI = &machine.UEFI{Code: machine.File{Path: "/evil,unit=1"}, Vars: machine.FilePart{File: machine.File{Path: "/evil,unit=0"}}}
 	d.Shares = []machine.Share{{Tag: "x", Path: "/evil,security_model=passthrough", Driver: machine.Share9p}, {Tag: "y", Path: "/evil,fd=0", Driver: machine.ShareVirtiofs}}
 	d.SerialLog = "/evil,path=/etc/shadow"
 	for _, arg := range build(d, hostSetup{Block: func(string) bool { return false }}).Args {
@@ -151,25 +152,39 @@ func TestNothingLeaksIntoOptions(t *testing.T) {
 	}
 }
 
+// varsAt puts the UEFI variables and the root disk on one device, the disk from 1 MiB to 8 MiB.
+func varsAt(offset, size uint64) func(d *machine.Definition) {
+	return func(d *machine.Definition) {
+		device := machine.File{Path: "/dev/vdz"}
+		d.Disks[0] = machine.Disk{ID: "root", File: device, Format: "raw", Offset: 1 << 20, Size: 7 << 20, Bus: machine.BusVirtio}
+		d.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.FilePart{File: device, Offset: offset, Size: size}}
+	}
+}
+
 // TestRefused: Validate refuses definitions that are nonsense or that QEMU could misunderstand.
 func TestRefused(t *testing.T) {
 	for what, change := range map[string]func(d *machine.Definition){
-		"no UUID":        func(d *machine.Definition) { d.UUID = "x,y" },
-		"CPUs":           func(d *machine.Definition) { d.CPUs = 256 },
-		"no CPU":         func(d *machine.Definition) { d.CPUs = 0 },
-		"model":          func(d *machine.Definition) { d.CPUModel = "-accel" },
-		"libvirt":        func(d *machine.Definition) { d.LibvirtCPU = "<cpu/>" },
-		"no boot":        func(d *machine.Definition) { d.Disks = nil },
-		"kernel by UEFI": func(d *machine.Definition) { d.Kernel, d.UEFI = &machine.File{Path: "/k"}, &machine.UEFI{} },
-		"initrd only":    func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
-		"group":          func(d *machine.Definition) { d.GID = 0 },
-		"relative":       func(d *machine.Definition) { d.SerialLog = "serial.log" },
-		"cgroup":         func(d *machine.Definition) { d.Cgroup = "/a/../b" },
-		"twice":          func(d *machine.Definition) { d.Disks = append(d.Disks, d.Disks[0]) },
-		"node name":      func(d *machine.Definition) { d.Disks[0].ID = "a-file" },
-		"bus":            func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
-		"writable CD":    func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Bus = "raw", machine.BusCDROM },
-		"qcow2 on CD":    func(d *machine.Definition) { d.Disks[0].ReadOnly, d.Disks[0].Bus = true, machine.BusCDROM },
+		"no UUID":                          func(d *machine.Definition) { d.UUID = "x,y" },
+		"CPUs":                             func(d *machine.Definition) { d.CPUs = 256 },
+		"no CPU":                           func(d *machine.Definition) { d.CPUs = 0 },
+		"model":                            func(d *machine.Definition) { d.CPUModel = "-accel" },
+		"libvirt":                          func(d *machine.Definition) { d.LibvirtCPU = "<cpu/>" },
+		"no boot":                          func(d *machine.Definition) { d.Disks = nil },
+		"variables without a size":         varsAt(256<<10, 0),
+		"variables of half a sector":       varsAt(256<<10, 256),
+		"variables that reach the disk":    varsAt(256<<10, 768<<10+512),
+		"variables behind the disk":        varsAt(8<<20, 512),
+		"variables on a device of its own": func(d *machine.Definition) { varsAt(256<<10, 512)(d); d.Disks[0].Path = "/dev/vdy" },
+		"kernel by UEFI":                   func(d *machine.Definition) { d.Kernel, d.UEFI = &machine.File{Path: "/k"}, &machine.UEFI{} },
+		"initrd only":                      func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
+		"group":                            func(d *machine.Definition) { d.GID = 0 },
+		"relative":                         func(d *machine.Definition) { d.SerialLog = "serial.log" },
+		"cgroup":                           func(d *machine.Definition) { d.Cgroup = "/a/../b" },
+		"twice":                            func(d *machine.Definition) { d.Disks = append(d.Disks, d.Disks[0]) },
+		"node name":                        func(d *machine.Definition) { d.Disks[0].ID = "a-file" },
+		"bus":                              func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
+		"writable CD":                      func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Bus = "raw", machine.BusCDROM },
+		"qcow2 on CD":                      func(d *machine.Definition) { d.Disks[0].ReadOnly, d.Disks[0].Bus = true, machine.BusCDROM },
 		"CD not first": func(d *machine.Definition) {
 			d.Disks = append(d.Disks, machine.Disk{ID: "cdrom", Format: "raw", ReadOnly: true, Bus: machine.BusCDROM})
 		},

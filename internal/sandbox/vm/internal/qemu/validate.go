@@ -56,6 +56,11 @@ func Validate(d machine.Definition) error {
 	case d.Cgroup != "" && (!filepath.IsAbs(d.Cgroup) || filepath.Clean(d.Cgroup) != d.Cgroup):
 		return refuse("cgroup %q is not absolute and clean", d.Cgroup)
 	}
+	if d.UEFI != nil {
+		if vars := d.UEFI.Vars; !besideRoot(vars, d.Disks) {
+			return refuse("the UEFI variables, %d bytes at %d of %s, are neither a whole file nor whole sectors beside the root disk", vars.Size, vars.Offset, vars.Path)
+		}
+	}
 	if d.Saved != "" {
 		if err := validateSaved(d, refuse); err != nil {
 			return err
@@ -67,6 +72,16 @@ func Validate(d machine.Definition) error {
 		}
 	}
 	return validateDevices(d, refuse)
+}
+
+// besideRoot reports whether the UEFI variables are a whole file, or whole sectors of the root disk's device in front of
+// the root disk, where QEMU does not lock them.
+func besideRoot(vars machine.FilePart, disks []machine.Disk) bool {
+	if vars.Size == 0 {
+		return vars.Offset == 0
+	}
+	return len(disks) > 0 && disks[0].Path == vars.Path && !disks[0].ReadOnly && vars.Offset%512 == 0 && vars.Size%512 == 0 &&
+		vars.Offset < disks[0].Offset && vars.Size <= disks[0].Offset-vars.Offset
 }
 
 // validateSaved checks a machine that continues from a saved state. It has one port for its other devices, with eight

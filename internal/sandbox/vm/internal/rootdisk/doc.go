@@ -1,10 +1,10 @@
 // Package rootdisk keeps a machine's root disk on a block device of the node. It copies the image to the device once;
 // the guest's writes survive the pod.
 //
-//	0        512                 1 MiB                            the device's end
-//	┌────────┬───────────────────┬─────────────────────────────────────┐
-//	│ mark   │ unused            │ the disk as the guest sees it       │
-//	└────────┴───────────────────┴─────────────────────────────────────┘
+//	0        512      256 KiB          1 MiB                      the device's end
+//	┌────────┬────────┬────────────────┬───────────────────────────────┐
+//	│ mark   │ unused │ UEFI variables │ the disk as the guest sees it │
+//	└────────┴────────┴────────────────┴───────────────────────────────┘
 //
 // The mark fits in one sector, so a write of the mark is atomic:
 //
@@ -14,6 +14,9 @@
 //
 // A complete device keeps its disk. A device with other content is refused, unless the caller allows Prepare to
 // overwrite it. During the copy the device is open exclusively and locked against QEMU.
+//
+// The mark has the size of the UEFI variables (NVRAM), so a copy begins without any. KeepVars writes the firmware's
+// template there before the disk first boots by UEFI. From then on only the machine's firmware and guest write to them.
 //
 // The package knows nothing about pods or machines, and does not format or partition devices.
 package rootdisk

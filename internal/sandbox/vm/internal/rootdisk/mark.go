@@ -30,8 +30,8 @@ const (
 	stageComplete stage = 2
 )
 
-// mark is the first sector of a root disk, in little-endian order. The sector's last four bytes are the CRC-32C of its
-// other bytes.
+// mark is the first sector of a root disk, in little-endian order. Its fields are followed by zeros. The sector's last
+// four bytes are the CRC-32C of its other bytes.
 type mark struct {
 	Magic   [16]byte
 	Version uint32
@@ -41,6 +41,9 @@ type mark struct {
 	// Image is the ID of the image, padded with NUL bytes. ImageSize is the size of its disk in bytes.
 	ImageSize uint64
 	Image     [maxImage]byte
+	// VarsSize is the size of the UEFI variables at VarsOffset in bytes, or 0 if there are none. Releases that do not
+	// know the field write 0.
+	VarsSize uint64
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -114,7 +114,11 @@ func TestV4PowerLoss(t *testing.T) {
 					dev := newCrashDevice(5 * chunk)
 					dev.random = rand.New(rand.NewPCG(seed, uint64(calls)))
 					if dirty {
-						if _, err := prepare(t.Context(), dev, old, OverwriteNever); err != nil {
+						d, err := prepare(t.Context(), dev, old, OverwriteNever)
+						if err != nil {
+							t.Fatal(err)
+						}
+						if _, err := keepVars(t.Context(), dev, d.ID, template(1, 512)); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -130,6 +134,9 @@ func TestV4PowerLoss(t *testing.T) {
 						t.Fatalf("prepare after a power loss at call %d = %+v, %v; want image %q", calls, d, err, next.Image)
 					}
 					checkComplete(t, dev, next)
+					if m, _, err := readMark(dev); err != nil || m.VarsSize != 0 {
+						t.Fatalf("mark of a new copy = %+v, %v; want no UEFI variables", m, err)
+					}
 				}
 				if done {
 					return

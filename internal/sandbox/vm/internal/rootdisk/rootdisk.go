@@ -74,21 +74,31 @@ func Prepare(ctx context.Context, path string, src Source, over Overwrite) (Disk
 }
 
 // Check returns errdefs.ErrFailedPrecondition if the device at path no longer holds the complete disk with the given
-// ID.
-func Check(path, id string) error {
+// ID, or UEFI variables of vars bytes. If vars is 0, the machine does not use the variables on the device.
+func Check(path, id string, vars uint64) error {
 	dev, err := openDevice(path, false)
 	if err != nil {
 		return fmt.Errorf("root disk %s: %w", path, err)
 	}
 	defer dev.Close()
-	m, found, err := readMark(dev)
-	switch {
-	case err != nil:
+	m, err := completeMark(dev, id)
+	if err == nil && vars > 0 && m.VarsSize != vars {
+		err = fmt.Errorf("its UEFI variables have %d bytes, but had %d when the container was created: %w", m.VarsSize, vars, errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
 		return fmt.Errorf("root disk %s: %w", path, err)
-	case !found || m.Stage != stageComplete || m.id() != id:
-		return fmt.Errorf("root disk %s: the device no longer holds the disk with which the container was created: %w", path, errdefs.ErrFailedPrecondition)
 	}
 	return nil
+}
+
+// completeMark returns the mark of the complete disk with the given ID, or errdefs.ErrFailedPrecondition if the device
+// does not hold it.
+func completeMark(dev device, id string) (mark, error) {
+	m, found, err := readMark(dev)
+	if err == nil && (!found || m.Stage != stageComplete || m.id() != id) {
+		err = fmt.Errorf("the device no longer holds the disk with which the container was created: %w", errdefs.ErrFailedPrecondition)
+	}
+	return m, err
 }
 
 // prepare is Prepare for a device that is open exclusively.

@@ -70,13 +70,13 @@ func TestPrepare(t *testing.T) {
 			t.Errorf("Prepare with %q, overwrite %s = %+v, %v; want the first disk", c.src.Image, c.over, disk, err)
 		}
 	}
-	check(t, Check(device, first.ID))
+	check(t, Check(device, first.ID, 0))
 	again, err := Prepare(t.Context(), device, two, OverwriteImage)
 	if err != nil || !again.Copied || again.ID == first.ID {
 		t.Errorf("Prepare over another image = %+v, %v; want a new copy", again, err)
 	}
 	checkDisk(t, device, two)
-	if err := Check(device, first.ID); !errdefs.IsFailedPrecondition(err) {
+	if err := Check(device, first.ID, 0); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("Check of the overwritten disk: got error %v, want ErrFailedPrecondition", err)
 	}
 }
@@ -202,7 +202,11 @@ func (v victim) live() error {
 	if err != nil {
 		return err
 	}
-	_, err = Prepare(context.Background(), v.Device, src, OverwriteNever)
+	d, err := Prepare(context.Background(), v.Device, src, OverwriteNever)
+	if err != nil {
+		return err
+	}
+	_, err = KeepVars(context.Background(), v.Device, d.ID, template(1, maxVars))
 	return err
 }
 
@@ -232,7 +236,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestV4Killed: the copying process is killed at each fail point. The device is complete only if the whole disk is on
-// it, and the next process completes it, unhindered by locks.
+// it, and the next process completes it, unhindered by locks. So it is with the UEFI variables.
 func TestV4Killed(t *testing.T) {
 	failpoint.Needed(t)
 	want := image(1, 5*chunk)
@@ -255,9 +259,17 @@ func TestV4Killed(t *testing.T) {
 		src, err := v.source()
 		check(t, err)
 		d, err := Prepare(t.Context(), device, src, OverwriteNever)
-		if err != nil || d.Copied != (point != "rootdisk.complete") {
+		complete := point == "rootdisk.complete" || strings.HasPrefix(point, "rootdisk.vars-")
+		if err != nil || d.Copied == complete {
 			t.Errorf("Prepare after a kill at %s = %+v, %v; want a new copy unless it was complete", point, d, err)
 		}
+		if kept := Check(device, d.ID, maxVars) == nil; kept != (point == "rootdisk.vars-marked") {
+			t.Errorf("after a kill at %s, the device has UEFI variables: %t", point, kept)
+		}
+		if replaced, err := KeepVars(t.Context(), device, d.ID, template(1, maxVars)); err != nil || replaced != 0 {
+			t.Errorf("KeepVars after a kill at %s = %d, %v; want none replaced", point, replaced, err)
+		}
+		checkVars(t, device, template(1, maxVars))
 		checkDisk(t, device, want)
 	}
 }

@@ -104,7 +104,7 @@ func (s Subject) uefiDefinition(t *testing.T, disk []byte) machine.Definition {
 	must(t, os.WriteFile(vars, template, 0o600))
 	must(t, os.WriteFile(root, disk, 0o600))
 	d.Kernel, d.Initrd, d.Cmdline = nil, nil, ""
-	d.UEFI = &machine.UEFI{Code: machine.File{Path: found.Code}, Vars: machine.File{Path: vars}}
+	d.UEFI = &machine.UEFI{Code: machine.File{Path: found.Code}, Vars: machine.FilePart{File: machine.File{Path: vars}}}
 	d.Disks = []machine.Disk{{ID: "root", File: machine.File{Path: root}, Format: "raw", Bus: machine.BusVirtio}}
 	return d
 }
