@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/gptdisk"
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 	"github.com/tripod-run/tripod/test/loopdev"
 )
@@ -122,6 +123,35 @@ func rootDevice(t *testing.T, d *harness.Daemon) {
 	waitAgent(t, d, next)
 	if out := next.Must("cat", "/disk/note"); out != "kept\n" {
 		t.Errorf("file on the next pod's disk: got %q, want kept", out)
+	}
+}
+
+// TestVMRootDeviceUEFI: a variable that a guest sets stays with the root disk on a block device: the next pod's guest finds
+// it, on the same copy of the image.
+func TestVMRootDeviceUEFI(t *testing.T) {
+	d := boots(t, map[string][]byte{"uefi.raw": gptdisk.Bootable()}, harness.Set("vm.default_memory", 64<<20)) // enough for UEFI
+	device := loopDevice(t, 8<<20)
+	mark := func() string {
+		raw, err := os.ReadFile(device)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw[:512])
+	}
+	var copied string
+	for i, want := range []string{gptdisk.Text, gptdisk.Kept + gptdisk.Text} {
+		c := d.RunVM(t, &harness.PodSpec{Name: fmt.Sprint("pod", i), Image: "virtlet.cloud/uefi.raw", Container: []harness.ContainerOption{withDevice(device, "/")}})
+		c.WaitExit(0)
+		if log := harness.Text(c.Logs(), "stdout"); !strings.Contains(log, strings.TrimSpace(want)) || i == 0 && strings.Contains(log, gptdisk.Kept) {
+			t.Errorf("log of pod %d: got %q, want %q", i, log, want)
+		}
+		c.Pod.Remove()
+		if i == 0 {
+			copied = mark()
+		}
+	}
+	if got := mark(); got != copied || !strings.HasPrefix(got, "TRIPOD ROOT DISK") {
+		t.Errorf("mark of the device: got %q, want %q from the first pod", got, copied)
 	}
 }
 

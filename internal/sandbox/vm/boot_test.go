@@ -2,6 +2,7 @@ package vm
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 	"github.com/tripod-run/tripod/test/loopdev"
 )
 
@@ -117,6 +119,81 @@ func TestFirmware(t *testing.T) {
 		r.must(r.RemoveSandbox(r.ctx(), p))
 	}
 }
+
+// TestVarsStayOnDevice: the UEFI variables of a root disk on a block device are on the device, where the next container
+// finds them, until the firmware has variables of another size. If they cannot be there, the container has a file and a
+// warning.
+func TestVarsStayOnDevice(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "device")
+	if err := os.WriteFile(file, make([]byte, 8<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	device, template := loopdev.Attach(t, file), filepath.Join(t.TempDir(), "vars.fd")
+	driver := ""
+	r := newRig(t, func(c *settings) {
+		c.UEFI = func() (firmware.UEFI, error) { return firmware.UEFI{Code: "/code.fd", Vars: template}, nil }
+		c.Driver = renamed{c.Driver, &driver}
+	})
+	for i, test := range []struct {
+		name, driver, firmware string
+		template               []byte
+		want                   string // what the device's variables begin with
+		file                   bool
+		warning                string
+	}{
+		{name: "BIOS", firmware: "bios", template: []byte("unused"), want: "\x00"},
+		{name: "new", template: bytes.Repeat([]byte("one "), 1024), want: "one one"},
+		{name: "BIOS between", firmware: "bios", template: []byte("unused"), want: "guest"},
+		{name: "kept", template: bytes.Repeat([]byte("two "), 1024), want: "guest"},
+		{name: "another size", template: bytes.Repeat([]byte("six "), 2048), want: "six six", warning: "4096 bytes of another firmware, are replaced by the 8192"},
+		{name: "too large", template: make([]byte, 1<<20), want: "guest", file: true, warning: "do not fit on the device"},
+		{name: "libvirt", driver: "libvirt", template: bytes.Repeat([]byte("two "), 1024), want: "guest", file: true, warning: "libvirt cannot keep them"},
+	} {
+		driver = test.driver
+		r.must(os.WriteFile(template, test.template, 0o600))
+		p := r.pod(fmt.Sprint("pod", i), byFirmware(test.firmware))
+		c := r.create(p, "disk-uefi", func(c *runtimeapi.ContainerConfig) {
+			c.Devices = []*runtimeapi.Device{{HostPath: device, ContainerPath: "/", Permissions: "mrw"}}
+		})
+		var s state
+		r.must(format.Read(r.config.containerFile(c.ID), &s))
+		want := machine.FilePart{File: machine.File{Path: device}, Offset: rootdisk.VarsOffset, Size: uint64(len(test.template))}
+		if test.file {
+			want = machine.FilePart{File: machine.File{Path: r.config.nvramFile(c.ID)}}
+		}
+		if got := s.Definition.UEFI; (got != nil) != (test.firmware != "bios") || got != nil && got.Vars != want {
+			t.Errorf("%s: UEFI = %+v, want the variables %+v", test.name, got, want)
+		}
+		if warnings := strings.Join(s.Warnings, "; "); !strings.Contains(warnings, test.warning) || test.warning == "" && warnings != "" {
+			t.Errorf("%s: warnings %q, want %q", test.name, warnings, test.warning)
+		}
+		f, err := os.OpenFile(device, os.O_RDWR, 0)
+		r.must(err)
+		got := make([]byte, len(test.want))
+		_, err = f.ReadAt(got, rootdisk.VarsOffset)
+		r.must(err)
+		if string(got) != test.want {
+			t.Errorf("%s: the device's variables begin with %q, want %q", test.name, got, test.want)
+		}
+		if test.firmware != "bios" {
+			_, err = f.WriteAt([]byte("guest"), rootdisk.VarsOffset)
+			r.must(err)
+		}
+		r.must(f.Close())
+		r.must(r.StartContainer(r.ctx(), p, c))
+		r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
+		r.must(r.RemoveContainer(r.ctx(), p, c))
+		r.must(r.RemoveSandbox(r.ctx(), p))
+	}
+}
+
+// renamed is a driver with another name, unless that is empty.
+type renamed struct {
+	machine.Driver
+	name *string
+}
+
+func (d renamed) Name() string { return cmp.Or(*d.name, d.Driver.Name()) }
 
 // TestFirmwareRefused: CreateContainer refuses UEFI for an image with a kernel, and a disk that needs UEFI if the node has
 // no UEFI firmware, or the machine too little memory for it.

@@ -12,15 +12,15 @@ import (
 
 // bootsFromCD checks that the machine boots a CD-ROM, by BIOS and by UEFI, and its disk if the CD-ROM does not boot.
 func bootsFromCD(t *testing.T, s Subject) {
-	both, empty := cdimage.Build(true, uefiFiles(uefiProgram())), make([]byte, gptdisk.Size)
+	both, empty := cdimage.Build(true, gptdisk.Files()), make([]byte, gptdisk.Size)
 	for name, c := range map[string]struct {
 		cd, disk []byte
 		uefi     bool
 		text     string
 	}{
 		"BIOS":          {both, empty, false, cdimage.Text},
-		"UEFI":          {both, empty, true, uefiText},
-		"disk after CD": {cdimage.Build(false, nil), uefiDisk(), true, uefiText},
+		"UEFI":          {both, empty, true, gptdisk.Text},
+		"disk after CD": {cdimage.Build(false, nil), gptdisk.Bootable(), true, gptdisk.Text},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, d := s.Begin(t), s.uefiDefinition(t, c.disk)

@@ -25,7 +25,7 @@ func Run(t *testing.T, s Subject) {
 	}{
 		{"Lifecycle", lifecycle}, {"Unknown", unknown}, {"Causes", causes}, {"Hung", hung}, {"OutOfMemory", outOfMemory},
 		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"Balloon", balloon}, {"Hotplug", hotplug}, {"Shares", shares}, {"LostShare", lostShare},
-		{"BootsFromDisk", bootsFromDisk}, {"NoBoot", noBoot}, {"BootsByUEFI", bootsByUEFI}, {"NoBootByUEFI", noBootByUEFI}, {"BootsFromCD", bootsFromCD}, {"Network", network}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
+		{"BootsFromDisk", bootsFromDisk}, {"NoBoot", noBoot}, {"BootsByUEFI", bootsByUEFI}, {"VariablesOnDevice", variablesOnDevice}, {"NoBootByUEFI", noBootByUEFI}, {"BootsFromCD", bootsFromCD}, {"Network", network}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, s) })
 	}
