@@ -127,7 +127,7 @@ func rootDevice(t *testing.T, d *harness.Daemon) {
 }
 
 // TestVMRootDeviceUEFI: a variable that a guest sets stays with the root disk on a block device: the next pod's guest finds
-// it, on the same copy of the image.
+// it, on the same copy of the image. If the variables are damaged, the pod after that has new ones.
 func TestVMRootDeviceUEFI(t *testing.T) {
 	d := boots(t, map[string][]byte{"uefi.raw": gptdisk.Bootable()}, harness.Set("vm.default_memory", 64<<20)) // enough for UEFI
 	device := loopDevice(t, 8<<20)
@@ -139,10 +139,20 @@ func TestVMRootDeviceUEFI(t *testing.T) {
 		return string(raw[:512])
 	}
 	var copied string
-	for i, want := range []string{gptdisk.Text, gptdisk.Kept + gptdisk.Text} {
+	for i, want := range []string{gptdisk.Text, gptdisk.Kept + gptdisk.Text, gptdisk.Text} {
+		if i == 2 {
+			f, err := os.OpenFile(device, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteAt(bytes.Repeat([]byte{0xff}, 4096), 256<<10); err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+		}
 		c := d.RunVM(t, &harness.PodSpec{Name: fmt.Sprint("pod", i), Image: "virtlet.cloud/uefi.raw", Container: []harness.ContainerOption{withDevice(device, "/")}})
 		c.WaitExit(0)
-		if log := harness.Text(c.Logs(), "stdout"); !strings.Contains(log, strings.TrimSpace(want)) || i == 0 && strings.Contains(log, gptdisk.Kept) {
+		if log := harness.Text(c.Logs(), "stdout"); !strings.Contains(log, strings.TrimSpace(want)) || i != 1 && strings.Contains(log, gptdisk.Kept) {
 			t.Errorf("log of pod %d: got %q, want %q", i, log, want)
 		}
 		c.Pod.Remove()

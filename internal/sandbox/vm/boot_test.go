@@ -129,6 +129,7 @@ func TestVarsStayOnDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	device, template := loopdev.Attach(t, file), filepath.Join(t.TempDir(), "vars.fd")
+	const varsAt = rootdisk.VarsOffset + 1024
 	driver := ""
 	r := newRig(t, func(c *settings) {
 		c.UEFI = func() (firmware.UEFI, error) { return firmware.UEFI{Code: "/code.fd", Vars: template}, nil }
@@ -137,15 +138,15 @@ func TestVarsStayOnDevice(t *testing.T) {
 	for i, test := range []struct {
 		name, driver, firmware string
 		template               []byte
-		want                   string // what the device's variables begin with
+		want                   string // what is at varsAt
 		file                   bool
 		warning                string
 	}{
 		{name: "BIOS", firmware: "bios", template: []byte("unused"), want: "\x00"},
 		{name: "new", template: bytes.Repeat([]byte("one "), 1024), want: "one one"},
 		{name: "BIOS between", firmware: "bios", template: []byte("unused"), want: "guest"},
-		{name: "kept", template: bytes.Repeat([]byte("two "), 1024), want: "guest"},
-		{name: "another size", template: bytes.Repeat([]byte("six "), 2048), want: "six six", warning: "4096 bytes of another firmware, are replaced by the 8192"},
+		{name: "kept", template: append(bytes.Repeat([]byte("one "), 64), bytes.Repeat([]byte("two "), 960)...), want: "guest"},
+		{name: "another size", template: bytes.Repeat([]byte("six "), 2048), want: "six six", warning: "those of another firmware"},
 		{name: "too large", template: make([]byte, 1<<20), want: "guest", file: true, warning: "do not fit on the device"},
 		{name: "libvirt", driver: "libvirt", template: bytes.Repeat([]byte("two "), 1024), want: "guest", file: true, warning: "libvirt cannot keep them"},
 	} {
@@ -170,13 +171,13 @@ func TestVarsStayOnDevice(t *testing.T) {
 		f, err := os.OpenFile(device, os.O_RDWR, 0)
 		r.must(err)
 		got := make([]byte, len(test.want))
-		_, err = f.ReadAt(got, rootdisk.VarsOffset)
+		_, err = f.ReadAt(got, varsAt)
 		r.must(err)
 		if string(got) != test.want {
-			t.Errorf("%s: the device's variables begin with %q, want %q", test.name, got, test.want)
+			t.Errorf("%s: the device's variables have %q, want %q", test.name, got, test.want)
 		}
 		if test.firmware != "bios" {
-			_, err = f.WriteAt([]byte("guest"), rootdisk.VarsOffset)
+			_, err = f.WriteAt([]byte("guest"), varsAt)
 			r.must(err)
 		}
 		r.must(f.Close())

@@ -347,7 +347,7 @@ func (b *Backend) keepVars(ctx context.Context, o *plan, template []byte) (bool,
 		return false, sandbox.DiskError(err)
 	}
 	if replaced > 0 {
-		o.warnings = append(o.warnings, fmt.Sprintf("the UEFI variables of the root disk on %s, %d bytes of another firmware, are replaced by the %d of %s", o.volumes.root, replaced, len(template), o.firmware.Vars))
+		o.warnings = append(o.warnings, fmt.Sprintf("the UEFI variables of the root disk on %s were damaged or those of another firmware, and are replaced by %s", o.volumes.root, o.firmware.Vars))
 	}
 	o.uefi.Vars = machine.FilePart{File: machine.File{Path: o.volumes.root}, Offset: rootdisk.VarsOffset, Size: uint64(len(template))}
 	return true, nil

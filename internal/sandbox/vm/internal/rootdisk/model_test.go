@@ -118,7 +118,7 @@ func TestV4PowerLoss(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						if _, err := keepVars(t.Context(), dev, d.ID, template(1, 512)); err != nil {
+						if err := rewriteVars(t, dev, d.ID, template(1, 512)); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -31,7 +32,7 @@ func checkVars(t *testing.T, device string, want []byte) {
 }
 
 // TestKeepVars: KeepVars writes the template once. What the guest writes stays, even if the template has changed, until
-// the template has another size or the image is copied again.
+// its headers are damaged, the template has another size or the image is copied again.
 func TestKeepVars(t *testing.T) {
 	device, _ := loop(t, 8*chunk)
 	src := image(1, 3*chunk)
@@ -50,18 +51,22 @@ func TestKeepVars(t *testing.T) {
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	check(t, err)
 	defer f.Close()
-	_, err = f.WriteAt([]byte("the guest's"), VarsOffset)
+	_, err = f.WriteAt([]byte("the guest's"), VarsOffset+varsHeaders)
 	check(t, err)
 	// A machine that runs does not hinder the next container's creation.
 	lock := unix.Flock_t{Type: unix.F_RDLCK, Start: 201, Len: 1}
 	check(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock))
-	keep(first.ID, template(3, 128<<10), 0)
-	checkVars(t, device, append([]byte("the guest's"), small[11:]...))
+	keep(first.ID, append(bytes.Clone(small[:varsHeaders]), template(3, 128<<10-varsHeaders)...), 0)
+	checkVars(t, device, slices.Concat(small[:varsHeaders], []byte("the guest's"), small[varsHeaders+11:]))
 	if _, err := KeepVars(t.Context(), device, first.ID, large); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("KeepVars with a larger template while a machine runs: got error %v, want ErrFailedPrecondition", err)
 	}
 	lock.Type = unix.F_UNLCK
 	check(t, unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock))
+	_, err = f.WriteAt([]byte("\xff\xff"), VarsOffset+varsHeaders-2)
+	check(t, err)
+	keep(first.ID, small, 128<<10)
+	checkVars(t, device, small)
 	keep(first.ID, large, 128<<10)
 	checkVars(t, device, large)
 	if err := Check(device, first.ID, 128<<10); !errdefs.IsFailedPrecondition(err) {
@@ -115,18 +120,18 @@ func TestV4VarsPowerLoss(t *testing.T) {
 					d, err := prepare(t.Context(), dev, src, OverwriteNever)
 					check(t, err)
 					if before != nil {
-						_, err = keepVars(t.Context(), dev, d.ID, before)
+						err = rewriteVars(t, dev, d.ID, before)
 						check(t, err)
 					}
 					dev.calls = calls
-					_, err = keepVars(t.Context(), dev, d.ID, next)
+					err = rewriteVars(t, dev, d.ID, next)
 					if done = err == nil; !done && !errors.Is(err, errPower) {
 						t.Fatal(err)
 					}
 					dev.losePower()
 					checkWhole(t, dev, d.ID, earlier, next)
-					if _, err := keepVars(t.Context(), dev, d.ID, next); err != nil {
-						t.Fatalf("keepVars after a power loss at call %d: %v", calls, err)
+					if err := rewriteVars(t, dev, d.ID, next); err != nil {
+						t.Fatalf("writeVars after a power loss at call %d: %v", calls, err)
 					}
 					checkWhole(t, dev, d.ID, next)
 					checkComplete(t, dev, src)
@@ -134,6 +139,15 @@ func TestV4VarsPowerLoss(t *testing.T) {
 			}
 		})
 	}
+}
+
+// rewriteVars is KeepVars without the search for a device.
+func rewriteVars(t *testing.T, dev *crashDevice, id string, template []byte) error {
+	m, kept, err := findVars(dev, id, template)
+	if err != nil || kept {
+		return err
+	}
+	return writeVars(t.Context(), dev, m, template)
 }
 
 // checkWhole checks that a device with UEFI variables holds all of one of the templates.
