@@ -16,7 +16,8 @@
 // overwrite it. During the copy the device is open exclusively and locked against QEMU.
 //
 // The mark has the size of the UEFI variables (NVRAM), so a copy begins without any. KeepVars writes the firmware's
-// template there before the disk first boots by UEFI. From then on only the machine's firmware and guest write to them.
+// template there before the disk first boots by UEFI. From then on only the machine's firmware and guest write to them,
+// unless KeepVars finds their headers damaged.
 //
 // The package knows nothing about pods or machines, and does not format or partition devices.
 package rootdisk
