@@ -197,10 +197,13 @@ func runScript(ctx context.Context, l *life, input []byte, script string, args .
 	return err
 }
 
-// renewScript makes a guest that has continued from a template the pod's. It leaves in /run/cloud-init only what the system makes at
-// a boot before cloud-init runs; otherwise cloud-init would trust what it has found out about the template's instance. Its arguments are the node's time in nanoseconds, the
+// renewScript makes a guest that has continued from a template the pod's. Its arguments are the node's time in nanoseconds, the
 // guest's machine ID, and the MAC addresses of its interfaces; the input is the seed for Renew. The rest runs on while the
 // container counts as started, as cloud-init does in a guest that boots.
+//
+// In /run/cloud-init stays only what the system makes at a boot before cloud-init runs; otherwise cloud-init would trust what it
+// has found out about the template's instance. At a boot, the system brings the network up between the first two stages. Here
+// the second stage does, because it takes itself for the first one that sees the instance.
 const renewScript = `set -e
 /proc/$PPID/exe renew "$1"
 [ ! -s /etc/machine-id ] || echo "$2" >/etc/machine-id || true
@@ -212,6 +215,7 @@ again='for mac; do
 	for i in $(seq 200); do ! grep -qix "$mac" /sys/class/net/*/address || break; sleep 0.1 || sleep 1; done
 done
 cloud-init init --local
+rm -f /var/lib/cloud/data/instance-id
 cloud-init init
 cloud-init modules --mode=config
 cloud-init modules --mode=final
