@@ -86,6 +86,8 @@ func (b *Backend) noTemplate(o *plan, cloudInit int) string {
 		return "the root disk is not a copy of the image's"
 	case len(o.volumes.disks) > len(o.options.ScratchDisks):
 		return "the machine has block devices"
+	case o.options.SystemUUID != "":
+		return "the guest would have the system UUID of the template"
 	case cloudInit > cloudInitRoom:
 		return fmt.Sprintf("the cloud-init image has %d bytes, more than %d", cloudInit, cloudInitRoom)
 	}
@@ -139,7 +141,7 @@ func (b *Backend) templateUnit(w wish) (*sandbox.Pod, *sandbox.Container) {
 	}
 	for _, own := range []string{
 		"ssh-keys", "VirtletSSHKeys", "ssh-key-source", "VirtletSSHKeySource", "files-from-data-source", "VirtletFilesFromDataSource",
-		"system-uuid", "VirtletSystemUUID", "vcpu-count", "VirtletVCPUCount",
+		"vcpu-count", "VirtletVCPUCount",
 	} {
 		delete(annotated, own)
 		delete(annotated, annotations.Prefix+own)
@@ -232,7 +234,7 @@ fi`
 // and the rest when cloud-init runs again.
 func (b *Backend) renew(ctx context.Context, h *handle, l *life) error {
 	s, _ := h.Snapshot()
-	if err := l.agent.Load().Wait(ctx); err != nil {
+	if err := l.agent.Load().Wait(ctx); err != nil { // before the time is taken
 		return err
 	}
 	seed := make([]byte, identity.SeedSize)

@@ -84,6 +84,7 @@ func TestNoTemplate(t *testing.T) {
 		"root disk":    func(_ *Backend, o *plan) { o.cdrom = true },
 		"not a copy":   func(_ *Backend, o *plan) { o.volumes.root = "/dev/sdb" },
 		"block device": func(_ *Backend, o *plan) { o.volumes.disks = []machine.Disk{{ID: "disk0"}} },
+		"system UUID":  func(_ *Backend, o *plan) { o.options.SystemUUID = "01234567-89ab-cdef-0123-456789abcdef" },
 		"UEFI":         func(_ *Backend, o *plan) { o.uefi = &machine.UEFI{} },
 		"virtio-fs":    func(_ *Backend, o *plan) { o.volumes.shares = []machine.Share{{Driver: machine.Share9p}} },
 	} {

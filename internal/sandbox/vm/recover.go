@@ -132,11 +132,13 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 		b.record(h, l, actual)
 		return nil
 	}
+	if _, err := b.booted(h, l, actual); err != nil {
+		return err
+	}
 	if s.Renew {
 		b.tasks.Go(guard.Func(b.log, "guest from a template", func() { b.renewLate(h, l) }))
 	}
-	_, err = b.booted(h, l, actual)
-	return err
+	return nil
 }
 
 // removeOrphans removes the pods that have a directory or an image lease but are not among the pods to keep. The driver
