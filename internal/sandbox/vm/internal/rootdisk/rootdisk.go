@@ -81,7 +81,7 @@ func Check(path, id string, vars uint64) error {
 		return fmt.Errorf("root disk %s: %w", path, err)
 	}
 	defer dev.Close()
-	m, err := completeMark(dev, id)
+	m, err := checkedMark(dev, id)
 	if err == nil && vars > 0 && m.VarsSize != vars {
 		err = fmt.Errorf("its UEFI variables have %d bytes, but had %d when the container was created: %w", m.VarsSize, vars, errdefs.ErrFailedPrecondition)
 	}
@@ -91,9 +91,9 @@ func Check(path, id string, vars uint64) error {
 	return nil
 }
 
-// completeMark returns the mark of the complete disk with the given ID, or errdefs.ErrFailedPrecondition if the device
+// checkedMark returns the mark of the complete disk with the given ID, or errdefs.ErrFailedPrecondition if the device
 // does not hold it.
-func completeMark(dev device, id string) (mark, error) {
+func checkedMark(dev device, id string) (mark, error) {
 	m, found, err := readMark(dev)
 	if err == nil && (!found || m.Stage != stageComplete || m.id() != id) {
 		err = fmt.Errorf("the device no longer holds the disk with which the container was created: %w", errdefs.ErrFailedPrecondition)

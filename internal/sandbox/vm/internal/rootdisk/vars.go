@@ -64,7 +64,7 @@ func KeepVars(ctx context.Context, path, id string, template []byte) (replaced u
 // findVars returns the mark of the complete disk with the given ID, and whether the device holds variables that match the
 // template.
 func findVars(dev device, id string, template []byte) (m mark, kept bool, err error) {
-	if m, err = completeMark(dev, id); err != nil || m.VarsSize != uint64(len(template)) {
+	if m, err = checkedMark(dev, id); err != nil || m.VarsSize != uint64(len(template)) {
 		return m, false, err
 	}
 	headers := make([]byte, varsHeaders)

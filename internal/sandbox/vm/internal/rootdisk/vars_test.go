@@ -153,7 +153,7 @@ func rewriteVars(t *testing.T, dev *crashDevice, id string, template []byte) err
 // checkWhole checks that a device with UEFI variables holds all of one of the templates.
 func checkWhole(t *testing.T, dev *crashDevice, id string, templates ...[]byte) {
 	t.Helper()
-	m, err := completeMark(dev, id)
+	m, err := checkedMark(dev, id)
 	check(t, err)
 	if m.VarsSize == 0 && len(templates) > 1 {
 		return
