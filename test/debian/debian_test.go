@@ -114,15 +114,7 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 			}
 		}},
 	})
-	run := func(script string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		resp, err := d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", script}, Timeout: 50})
-		if err == nil && resp.ExitCode != 0 {
-			err = fmt.Errorf("code %d: %s", resp.ExitCode, resp.Stderr)
-		}
-		return string(resp.GetStdout()), err
-	}
+	run := func(script string) (string, error) { return runIn(t, d, c.ID, script) }
 	harness.Eventually(t, bootTime, func() error {
 		// `cloud-init status --wait` waits for this file too, but starts a Python program each time.
 		out, err := run("cat /run/cloud-init/result.json")
@@ -164,6 +156,17 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 	if s := c.WaitExit(0); s.Reason != "Completed" {
 		t.Errorf("status after the stop: got %v, want reason Completed", s)
 	}
+}
+
+// runIn runs a script in the guest of a container and returns its output.
+func runIn(t *testing.T, d *harness.Daemon, id, script string) (string, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	resp, err := d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"sh", "-c", script}, Timeout: 50})
+	if err == nil && resp.ExitCode != 0 {
+		err = fmt.Errorf("code %d: %s", resp.ExitCode, resp.Stderr)
+	}
+	return string(resp.GetStdout()), err
 }
 
 // greeting connects to a server and returns the first bytes that it sends.

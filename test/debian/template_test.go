@@ -1,9 +1,7 @@
 package debian
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,15 +22,7 @@ type templateGuest struct {
 }
 
 // run runs a script in the guest and returns its output.
-func (g templateGuest) run(script string) (string, error) {
-	ctx, cancel := context.WithTimeout(g.t.Context(), time.Minute)
-	defer cancel()
-	resp, err := g.d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: g.ID, Cmd: []string{"sh", "-c", script}, Timeout: 50})
-	if err == nil && resp.ExitCode != 0 {
-		err = fmt.Errorf("code %d: %s", resp.ExitCode, resp.Stderr)
-	}
-	return string(resp.GetStdout()), err
-}
+func (g templateGuest) run(script string) (string, error) { return runIn(g.t, g.d, g.ID, script) }
 
 // TestTemplates: machines of pods with the same user data continue from a template, in which cloud-init was done. Each is an
 // instance of its own: with its own name, address, keys, random numbers, machine ID, environment and volumes.

@@ -135,10 +135,7 @@ func isTemplate(p *sandbox.Pod) bool { return p.Config.GetLabels()[templateLabel
 
 // templateUnit is templateKind.unit.
 func (b *Backend) templateUnit(w wish) (*sandbox.Pod, *sandbox.Container) {
-	annotated := map[string]string{}
-	for key, value := range b.cfg.Annotations.Pick(w.pod.Config.GetAnnotations()) {
-		annotated[key] = value
-	}
+	annotated := b.cfg.Annotations.Pick(w.pod.Config.GetAnnotations())
 	for _, own := range []string{
 		"ssh-keys", "VirtletSSHKeys", "ssh-key-source", "VirtletSSHKeySource", "files-from-data-source", "VirtletFilesFromDataSource",
 		"vcpu-count", "VirtletVCPUCount",

@@ -335,7 +335,7 @@ func (b *Backend) makeFlash(ctx context.Context, o *plan) error {
 func (b *Backend) keepVars(ctx context.Context, o *plan, template []byte) (bool, error) {
 	const gone = "the UEFI variables of the root disk on %s are removed with the container: "
 	switch {
-	case b.cfg.Driver.Name() == "libvirt":
+	case b.cfg.Driver.Name() == driverLibvirt:
 		o.warnings = append(o.warnings, fmt.Sprintf(gone+"the driver libvirt cannot keep them on the device", o.volumes.root))
 		return false, nil
 	case !rootdisk.VarsFit(len(template)):

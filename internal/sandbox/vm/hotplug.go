@@ -98,7 +98,7 @@ func (b *Backend) DetachDisk(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 
 // hotpluggable returns the run of a machine that can get further disks.
 func (b *Backend) hotpluggable(p *sandbox.Pod, c *sandbox.Container) (*handle, *life, error) {
-	if b.cfg.Driver.Name() == "libvirt" {
+	if b.cfg.Driver.Name() == driverLibvirt {
 		return nil, nil, fmt.Errorf("this node's driver libvirt cannot attach disks to running machines; set vm.driver = \"qmp\": %w", errdefs.ErrNotImplemented)
 	}
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
