@@ -19,7 +19,7 @@ import (
 var rootModules = []string{"virtio_pci", "virtio_blk", "erofs", "overlay"}
 
 var ociModules = []string{
-	"virtio_console", "virtio_scsi", "sd_mod", "virtio_net", "virtio_balloon", "virtio_rng",
+	"virtio_console", "virtio_scsi", "sd_mod", "virtio_net", "virtio_balloon", "virtio_mem", "virtio_rng",
 	"pvpanic_mmio", "pvpanic_pci",
 	"ext4", "fuse", "virtiofs",
 	"af_packet", "ipv6",

@@ -47,10 +47,10 @@ func TestVMOCIResources(t *testing.T) {
 		t.Errorf("a limit beyond the machine: got error %v, want Unimplemented with the field", err)
 	}
 	_, err = d.CRI().UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{
-		PodSandboxId: p.ID, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 30, CpuQuota: 150_000, CpuPeriod: 100_000},
+		PodSandboxId: p.ID, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 46, CpuQuota: 150_000, CpuPeriod: 100_000},
 	})
 	if status.Code(err) != codes.Unimplemented {
-		t.Errorf("a pod's limit beyond the machine: got error %v, want Unimplemented", err)
+		t.Errorf("a pod's limit beyond the node: got error %v, want Unimplemented", err)
 	}
 	c.Must("sh", "-c", "dd if=/dev/zero of=/deleted bs=1M count=400 && sync && rm /deleted && dd if=/dev/zero of=/written bs=1M count=8 && sync")
 	scratch := filepath.Join(d.Root, "vm-oci", "pods", p.ID, "scratch0.qcow2")
@@ -108,4 +108,53 @@ func allocated(t *testing.T, file string) int64 {
 		t.Fatal(err)
 	}
 	return st.Blocks * 512
+}
+
+// TestVMOCIGrows: a running pod gets more memory and CPUs than its machine was started with, uses them, and gives the memory
+// back. Its machine continues from a template, or boots.
+func TestVMOCIGrows(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VMOCI(t))
+	p := d.RunPodWith(t, harness.PodConfig(t, "grows", func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuQuota: 100_000, CpuPeriod: 100_000, MemoryLimitInBytes: 128 << 20}
+	}), harness.OCIHandler)
+	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), func(c *runtimeapi.ContainerConfig) {
+		c.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuQuota: 100_000, CpuPeriod: 100_000, MemoryLimitInBytes: 100 << 20}
+	}))
+	resize := func(mib, cpus int64) error {
+		res := &runtimeapi.LinuxContainerResources{CpuQuota: cpus * 100_000, CpuPeriod: 100_000, MemoryLimitInBytes: mib << 20}
+		_, err := d.CRI().UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: p.ID, Resources: res})
+		return err
+	}
+	check := func(when string, low, high, cpus int) {
+		t.Helper()
+		var mib, online int
+		if _, err := fmt.Sscan(c.Must("sh", "-c", "awk '/MemTotal/{print int($2/1024)}' /proc/meminfo; nproc"), &mib, &online); err != nil {
+			t.Fatal(err)
+		}
+		if mib < low || mib > high || online != cpus {
+			t.Errorf("%s: the guest has %d MiB and %d CPUs, want %d to %d MiB and %d CPUs", when, mib, online, low, high, cpus)
+		}
+	}
+	check("at the start", 250, 320, 1)
+	if err := resize(1024, 2); err != nil {
+		t.Fatalf("a pod with 1 GiB and two CPUs: %v", err)
+	}
+	check("larger", 1024, 1216, 2)
+	_, err := d.CRI().UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{
+		ContainerId: c.ID, Linux: &runtimeapi.LinuxContainerResources{CpuQuota: 200_000, CpuPeriod: 100_000, MemoryLimitInBytes: 900 << 20},
+	})
+	if err != nil {
+		t.Fatalf("a container with 900 MiB: %v", err)
+	}
+	c.Must("dd", "if=/dev/zero", "of=/dev/null", "bs=600M", "count=1") // which needs a buffer of this size
+	_, err = d.CRI().UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 100 << 20}})
+	if err != nil {
+		t.Errorf("a container with 100 MiB again: %v", err)
+	}
+	d.Kill()
+	d.Start()
+	if err := resize(256, 1); err != nil {
+		t.Errorf("a pod with 256 MiB again: %v", err)
+	}
+	check("smaller", 384, 448, 2)
 }

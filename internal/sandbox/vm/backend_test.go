@@ -21,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -375,7 +376,7 @@ func TestCPUs(t *testing.T) {
 		"a quota":                  {&runtimeapi.LinuxContainerResources{CpuShares: 2048, CpuQuota: 250_000, CpuPeriod: 100_000}, 1, 3},
 	} {
 		b.cfg.VM.DefaultCPUs = c.standard
-		if got := b.cpus(&plan{}, c.res); got != c.want {
+		if got := b.cpus(annotations.Options{}, c.res); got != c.want {
 			t.Errorf("%s: got %d CPUs, want %d", name, got, c.want)
 		}
 	}
@@ -400,18 +401,18 @@ func TestUpdate(t *testing.T) {
 	if err := resize(2 * most); !errdefs.IsNotImplemented(err) || cgroupOf() != most {
 		t.Errorf("UpdateContainer with more memory than the guest was started with: error = %v, cgroup = %d, want ErrNotImplemented and %d", err, cgroupOf(), most)
 	}
-	r.driver.balloonErr = errdefs.ErrFailedPrecondition
+	r.driver.memoryErr = errdefs.ErrFailedPrecondition
 	if err := resize(64 << 20); !errdefs.IsFailedPrecondition(err) || cgroupOf() != most {
 		t.Errorf("UpdateContainer of a guest that uses its memory: error = %v, cgroup = %d, want ErrFailedPrecondition and %d", err, cgroupOf(), most)
 	}
-	r.driver.balloonErr, r.driver.ballooned = nil, nil
+	r.driver.memoryErr, r.driver.memories = nil, nil
 	for _, memory := range []uint64{64 << 20, 96 << 20, most} {
 		if err := resize(memory); err != nil || cgroupOf() != memory {
 			t.Errorf("UpdateContainer to %d bytes: error = %v, cgroup = %d", memory, err, cgroupOf())
 		}
 	}
-	if want := []uint64{64 << 20, 96 << 20, most}; !slices.Equal(r.driver.ballooned, want) {
-		t.Errorf("balloon = %v, want %v", r.driver.ballooned, want)
+	if want := []uint64{64 << 20, 96 << 20, most}; !slices.Equal(r.driver.memories, want) {
+		t.Errorf("memories = %v, want %v", r.driver.memories, want)
 	}
 	r.must(resize(64 << 20))
 	r.must(r.StopContainer(r.ctx(), p, c, time.Minute))

@@ -13,6 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/guestinit"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -36,12 +37,15 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 	id, res := o.container.ID, sandbox.Resources(o.pod, o.container)
 	d := machine.Definition{
 		Name: id, UUID: o.options.SystemUUID, Dir: b.cfg.machineDir(id), StateDir: b.cfg.diskDir(id),
-		CPUs: b.cpus(o, res), CPUModel: o.options.CPUModel, Memory: b.memory(res),
+		CPUs: b.cpus(o.options, res), CPUModel: o.options.CPUModel, Memory: b.memory(res),
 		SerialLog: b.cfg.serialLog(id), UID: o.sandbox.state.UID, GID: o.sandbox.state.UID, Cgroup: o.sandbox.state.Cgroup,
 		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.shares, SessionPorts: true, UEFI: o.uefi, Plug: b.cfg.Plug || o.like != "",
 	}
 	if d.UUID == "" {
 		d.UUID = uuidOf(id)
+	}
+	if b.cfg.Plug {
+		d.Growth = growth(d.Memory, d.CPUs)
 	}
 	switch {
 	case o.volumes.root != "":
@@ -98,9 +102,9 @@ func readOnlyDisk(id, path string, bus machine.Bus) machine.Disk {
 // cpus returns the number of CPUs. The number comes from the annotation. If there is no annotation, cpus rounds up the
 // quota. If there is no quota either, as with exclusive CPUs, cpus rounds up the request, which the node's CPUs and the default
 // in the configuration bound.
-func (b *Backend) cpus(o *plan, res *runtimeapi.LinuxContainerResources) int {
-	if o.options.VCPUsSet {
-		return o.options.VCPUs
+func (b *Backend) cpus(o annotations.Options, res *runtimeapi.LinuxContainerResources) int {
+	if o.VCPUsSet {
+		return o.VCPUs
 	}
 	quota, period := res.GetCpuQuota(), res.GetCpuPeriod()
 	if period <= 0 {

@@ -158,6 +158,8 @@ type ociPod struct {
 	// boots is set when its machine did not continue from a template.
 	boots bool
 
+	sizing  sync.Mutex // held while the machine gets another size
+	size    ociSize    // the size that it has got last
 	cpus    sync.Mutex // held while the machine gets its CPUs
 	disks   sync.Mutex // held while disks are plugged in, which can take as long as to make one
 	volumes sync.Mutex // held while volumes are mounted and unmounted
@@ -193,6 +195,11 @@ func (o *OCI) Ready() error {
 
 // machine returns the unit pod of the machine, and its container.
 func (o *OCI) machine(p *sandbox.Pod) (*sandbox.Pod, *sandbox.Container) {
+	return o.machineOf(p, o.podSize(p))
+}
+
+// machineOf returns the unit pod of a machine of this size, and its container.
+func (o *OCI) machineOf(p *sandbox.Pod, size ociSize) (*sandbox.Pod, *sandbox.Container) {
 	linux := p.Config.GetLinux()
 	annotated := map[string]string{
 		annotations.Prefix + "scratch-disks": fmt.Sprintf("/dev/scratch=%d", scratchSize), annotations.Prefix + "share-driver": "virtiofs", annotations.Prefix + "wait-for-agent": "true",
@@ -212,10 +219,10 @@ func (o *OCI) machine(p *sandbox.Pod) (*sandbox.Pod, *sandbox.Container) {
 	if r := linux.GetResources(); r != nil {
 		res = proto.CloneOf(r)
 	}
-	if res.MemoryLimitInBytes <= 0 {
-		res.MemoryLimitInBytes = int64(o.machines.cfg.VM.DefaultMemory)
+	res.MemoryLimitInBytes = int64(size.memory + guestOverhead)
+	if size.quota != 0 {
+		res.CpuQuota, res.CpuPeriod = size.quota, quotaPeriod
 	}
-	res.MemoryLimitInBytes += guestOverhead
 	res.Unified, res.HugepageLimits = nil, nil // the guest's cgroups have the one, nobody the other
 	machine := *p
 	machine.Config = config
@@ -237,7 +244,7 @@ func (o *OCI) templateKind() templateKind {
 		handler: "vm-oci",
 		unit: func(w wish) (*sandbox.Pod, *sandbox.Container) {
 			mp, mc := o.machine(w.pod)
-			mc.Config.Mounts = nil
+			mc.Config.Mounts, mc.Config.Linux.Resources.MemoryLimitInBytes = nil, int64(w.memory)
 			return mp, mc
 		},
 		settle: func(ctx context.Context, id string) error {
@@ -287,7 +294,10 @@ func (o *OCI) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	template := o.templateOf(p.ID)
 	o.figures.started(template, time.Since(began))
 	o.log.Info("a pod's machine is ready", "pod", p.ID, "template", template, "network", wired.Sub(began), "machine", time.Since(wired))
-	o.adopt(p)
+	pod := o.adopt(p)
+	pod.sizing.Lock()
+	pod.size = o.podSize(p)
+	pod.sizing.Unlock()
 	if template == "" {
 		o.templates.want(ctx, p, nil)
 	} else {
@@ -321,6 +331,9 @@ func (o *OCI) startMachine(ctx context.Context, p, mp *sandbox.Pod, mc *sandbox.
 	}
 	if err := o.setUp(ctx, p); err != nil {
 		return fmt.Errorf("prepare the guest: %w", err)
+	}
+	if err := o.awaitGrowth(ctx, p.ID); err != nil {
+		return fmt.Errorf("the guest's memory: %w", err)
 	}
 	return nil
 }
@@ -363,7 +376,7 @@ func (o *OCI) setUp(ctx context.Context, p *sandbox.Pod) error {
 	if err != nil {
 		return fmt.Errorf("the pod's taps: %w", err)
 	}
-	inner, err := guestPod(p)
+	inner, err := guestPod(p, o.podSize(p))
 	if err != nil {
 		return err
 	}
@@ -379,8 +392,8 @@ func (o *OCI) setUp(ctx context.Context, p *sandbox.Pod) error {
 	return o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodSetup}, setup, nil)
 }
 
-// guestPod returns the pod as the guest sees it.
-func guestPod(p *sandbox.Pod) (*sandbox.Pod, error) {
+// guestPod returns the pod as the guest sees it, in a machine of this size.
+func guestPod(p *sandbox.Pod, size ociSize) (*sandbox.Pod, error) {
 	dns, _, err := p.DNS()
 	if err != nil {
 		return nil, err
@@ -390,6 +403,7 @@ func guestPod(p *sandbox.Pod) (*sandbox.Pod, error) {
 	if config.Linux != nil {
 		config.Linux.CgroupParent = ""
 		guestResources(config.Linux.Resources)
+		size.limit(config.Linux.Resources)
 		guestResources(config.Linux.Overhead)
 	}
 	config.Hostname = cmp.Or(config.GetHostname(), config.GetMetadata().GetName())
@@ -399,7 +413,7 @@ func guestPod(p *sandbox.Pod) (*sandbox.Pod, error) {
 }
 
 // adopt begins to watch the pod's containers.
-func (o *OCI) adopt(p *sandbox.Pod) {
+func (o *OCI) adopt(p *sandbox.Pod) *ociPod {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	pod := o.entry(p.ID)
@@ -408,6 +422,7 @@ func (o *OCI) adopt(p *sandbox.Pod) {
 		pod.watching, pod.stopping = true, false
 		o.tasks.Go(guard.Func(o.log, "watch of a pod's machine", func() { o.watch(p) }))
 	}
+	return pod
 }
 
 // entry returns the pod, which it makes if necessary. The caller holds mu.

@@ -107,7 +107,11 @@ func (o *OCI) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 		return sandbox.Resolved{}, err
 	}
 	granted := grantedTo(c)
-	if err := o.place(pod, p, map[string]ociGranted{c.ID: granted}); err != nil {
+	changed := map[string]ociGranted{c.ID: granted}
+	if err := o.fit(ctx, pod, p, changed); err != nil {
+		return sandbox.Resolved{}, fmt.Errorf("the pod's machine: %w", err)
+	}
+	if err := o.place(pod, p, changed); err != nil {
 		return sandbox.Resolved{}, err
 	}
 	o.warnOfMemory(p, c)

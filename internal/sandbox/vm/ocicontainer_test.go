@@ -92,7 +92,8 @@ func (d *doomed) Destroy(context.Context, string) error {
 
 func (d *doomed) Unplug(context.Context, string, int) error            { return nil }
 func (d *doomed) Plug(context.Context, string, machine.PlugDisk) error { return nil }
-func (d *doomed) Balloon(context.Context, string, uint64) error        { return nil }
+func (d *doomed) SetMemory(context.Context, string, uint64) error      { return nil }
+func (d *doomed) AddCPUs(context.Context, string, int) error           { return nil }
 
 // ociRig is a backend with a pod "p", whose machine runs, and its running container "c". No process is started.
 type ociRig struct {

@@ -90,8 +90,10 @@ func (guestFiles) CloseDisk(context.Context, string) error { return nil }
 // Disks implements Images.
 func (guestFiles) Disks(context.Context) ([]string, error) { return nil, nil }
 
-// guestCmdline is the kernel's command line. A panic ends the machine.
-const guestCmdline = "console=ttyS0 quiet no_timer_check cryptomgr.notests panic=-1 reboot=t"
+// guestCmdline is the kernel's command line. A panic ends the machine. The kernel uses the memory by which the machine grows, in
+// zones that it can give back most of. Without swiotlb=noforce, it would set 64 MiB aside because the machine can have memory
+// above 4 GiB.
+const guestCmdline = "console=ttyS0 quiet no_timer_check cryptomgr.notests panic=-1 reboot=t swiotlb=noforce memhp_default_state=online memory_hotplug.online_policy=auto-movable"
 
 // guestAgent is the part of a connection to a guest that OCI uses; *agent.Agent implements it.
 type guestAgent interface {

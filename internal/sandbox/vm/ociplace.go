@@ -8,20 +8,20 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 // ociGranted are those of a container's resources that concern its machine: the CPUs and memory nodes, which are the node's,
-// and the memory limit in bytes.
+// the memory limit in bytes, and the CPU time in µs per quotaPeriod. 0 and -1 mean no limit.
 type ociGranted struct {
 	CPUs   string `json:"cpus,omitempty"`
 	Mems   string `json:"mems,omitempty"`
 	Memory int64  `json:"memory,omitempty"`
+	Quota  int64  `json:"quota,omitempty"`
 }
 
 func grantedTo(c *sandbox.Container) ociGranted {
 	res := c.Config.GetLinux().GetResources()
-	return ociGranted{CPUs: res.GetCpusetCpus(), Mems: res.GetCpusetMems(), Memory: res.GetMemoryLimitInBytes()}
+	return ociGranted{CPUs: res.GetCpusetCpus(), Mems: res.GetCpusetMems(), Memory: res.GetMemoryLimitInBytes(), Quota: quotaOf(res)}
 }
 
 // guestResources removes the resources that mean the node's hardware. In the guest, the same numbers are other CPUs, or none.
@@ -38,16 +38,7 @@ func (o *OCI) place(pod *ociPod, p *sandbox.Pod, changed map[string]ociGranted) 
 	pod.cpus.Lock()
 	defer pod.cpus.Unlock()
 	res := p.Config.GetLinux().GetResources()
-	all := []ociGranted{{CPUs: res.GetCpusetCpus(), Mems: res.GetCpusetMems()}}
-	for _, h := range o.ledger.All() {
-		_, replaced := changed[h.ID]
-		if s, _ := h.Snapshot(); h.PodID == p.ID && !replaced && (s.Phase == ledger.Created || s.Phase == ledger.Started) {
-			all = append(all, s.Granted)
-		}
-	}
-	for _, granted := range changed {
-		all = append(all, granted)
-	}
+	all := append(o.grantedIn(p.ID, changed), ociGranted{CPUs: res.GetCpusetCpus(), Mems: res.GetCpusetMems()})
 	var cpus, mems cpuset.CPUSet
 	for _, granted := range all {
 		of, err := granted.parse()

@@ -155,7 +155,7 @@ func TestCPUSetsAreTheMachines(t *testing.T) {
 // TestGuestPodHasNoHardware: the pod's resources in the guest do not name the node's hardware.
 func TestGuestPodHasNoHardware(t *testing.T) {
 	linux := &runtimeapi.LinuxPodSandboxConfig{Resources: hardware("1").Linux.Resources, Overhead: hardware("1").Linux.Resources}
-	inner, err := guestPod(&sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{Linux: linux, DnsConfig: &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}}}})
+	inner, err := guestPod(&sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{Linux: linux, DnsConfig: &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}}}}, ociSize{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -109,7 +108,7 @@ func (o *OCI) containerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 		said = &runtimeapi.ContainerStats{}
 	}
 	layer.used = min(said.GetWritableLayer().GetUsedBytes().GetValue(), scratchSize)
-	b := newStatsBounds(s.Definition, s.StartedAt)
+	b := o.machines.statsBounds(s)
 	result.Cpu, result.Memory, result.Swap, result.Io = b.cpu(c.ID, said.GetCpu(), o.machines.sampler), b.memory(said.GetMemory()), b.swap(said.GetSwap()), b.io(said.GetIo())
 	result.WritableLayer = &runtimeapi.FilesystemUsage{
 		Timestamp:  b.now.UnixNano(),
@@ -186,9 +185,13 @@ type statsBounds struct {
 	bytes uint64 // of memory
 }
 
-func newStatsBounds(d machine.Definition, started time.Time) statsBounds {
+func (b *Backend) statsBounds(s state) statsBounds {
 	now := time.Now()
-	return statsBounds{now: now, age: uint64(max(now.Sub(started), 0)), cpus: uint64(d.CPUs), bytes: d.Memory}
+	memory, err := b.memoryNow(s.Definition)
+	if err != nil {
+		memory = s.Definition.MostMemory()
+	}
+	return statsBounds{now: now, age: uint64(max(now.Sub(s.StartedAt), 0)), cpus: uint64(s.cpus()), bytes: memory}
 }
 
 func atMost(v *runtimeapi.UInt64Value, most uint64) *runtimeapi.UInt64Value {

@@ -203,9 +203,10 @@ type hypervisor struct {
 	mute bool
 	// destroyed, if not nil, is called by Destroy after it has reported the end.
 	destroyed func()
-	// ballooned lists the sizes that were requested of balloons. balloonErr is Balloon's answer.
-	ballooned  []uint64
-	balloonErr error
+	// memories lists the sizes that were requested of SetMemory. memoryErr is its answer. added are the CPUs of AddCPUs.
+	memories  []uint64
+	memoryErr error
+	added     []int
 	// plugErr is Plug's answer, if it is not nil.
 	plugErr error
 }
@@ -333,11 +334,18 @@ func (d *hypervisor) State(_ context.Context, name string) (machine.State, error
 	return machine.State{}, errdefs.ErrNotFound
 }
 
-func (d *hypervisor) Balloon(_ context.Context, name string, memory uint64) error {
+func (d *hypervisor) SetMemory(_ context.Context, name string, memory uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.ballooned = append(d.ballooned, memory)
-	return d.balloonErr
+	d.memories = append(d.memories, memory)
+	return d.memoryErr
+}
+
+func (d *hypervisor) AddCPUs(_ context.Context, _ string, cpus int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.added = append(d.added, cpus)
+	return nil
 }
 
 func (d *hypervisor) Plug(_ context.Context, name string, disk machine.PlugDisk) error {
@@ -369,7 +377,7 @@ func (d *hypervisor) SaveKey(context.Context, machine.Definition) (string, error
 }
 
 func (d *hypervisor) Stats(context.Context, string) (machine.Stats, error) {
-	return machine.Stats{BalloonActual: 1 << 20, Blocks: map[string]machine.BlockStats{rootID: {ReadOps: 1}}}, nil
+	return machine.Stats{Memory: 1 << 20, Blocks: map[string]machine.BlockStats{rootID: {ReadOps: 1}}}, nil
 }
 
 func (d *hypervisor) Firmware(_ context.Context, name string) (string, error) {

@@ -40,6 +40,8 @@ type state struct {
 	Renew bool `json:"renew,omitempty"`
 	// Pid is the PID of the hypervisor process.
 	Pid int `json:"pid,omitempty"`
+	// CPUs is the number of CPUs that the current run has, if some were added to those of the definition.
+	CPUs int `json:"cpus,omitempty"`
 	// Hotplugged are the disks that the current run got by AttachDisk.
 	Hotplugged []hotplugged `json:"hotplugged,omitempty"`
 }
@@ -59,6 +61,9 @@ type podState struct {
 
 // Status implements ledger.State.
 func (s state) Status() sandbox.Status { return s.StatusOf(s.Pid) }
+
+// cpus returns the number of CPUs that the machine has.
+func (s state) cpus() int { return max(s.Definition.CPUs, s.CPUs) }
 
 // end records the end of a run in the state.
 func (s *state) end(m machine.State) {
@@ -81,7 +86,7 @@ func (s *state) end(m machine.State) {
 	if s.StartedAt.IsZero() || at.Before(s.StartedAt) {
 		s.StartedAt = at
 	}
-	s.Pid, s.Hotplugged = 0, nil
+	s.Pid, s.CPUs, s.Hotplugged = 0, 0, nil
 	s.Exit(at, code, reasonOf(m.Cause), m.Message)
 }
 

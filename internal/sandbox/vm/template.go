@@ -74,7 +74,7 @@ type trouble struct {
 	at    time.Time
 }
 
-// wish is a template that is wanted for the like of a machine, which has these CPUs and this memory. The container is nil if the machine is not
+// wish is a template that is wanted for the like of a machine, which boots with these CPUs and this memory. The container is nil if the machine is not
 // a container.
 type wish struct {
 	name      string

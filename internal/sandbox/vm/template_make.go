@@ -41,7 +41,7 @@ func (t *templates) want(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 		t.log.Warn("no template of machines is made", "pod", p.ID, "err", err)
 		return
 	}
-	t.ask(wish{name, p, c, s.Definition.CPUs, s.Definition.Memory})
+	t.ask(wish{name, p, c, s.Definition.CPUs, s.Definition.BootMemory()})
 }
 
 // ask puts a wish into the queue, unless the template is there, in the queue or was lately in trouble.

@@ -6,11 +6,12 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// UpdateContainer implements sandbox.Updater. A running machine's CPU limits change at once. Its memory changes by the
-// balloon, within the memory that the machine was started with.
+// UpdateContainer implements sandbox.Updater. A running machine's CPU limits change at once. Its memory changes within
+// what the machine was started with, or can grow to.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
@@ -51,10 +52,9 @@ func (b *Backend) redefineMemory(ctx context.Context, p *sandbox.Pod, c *sandbox
 func (b *Backend) updateRunning(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	s, _ := h.Snapshot()
 	res := sandbox.Resources(p, c)
-	memory, most := b.memory(res), s.Definition.Memory
-	if memory > most {
-		return fields.Unsupported("linux.resources.memory_limit_in_bytes",
-			"%d is more than the %d bytes that the guest was started with; a machine gets more memory only when it starts", memory, most)
+	memory := b.memory(res)
+	if err := checkMost(memory, s.Definition); err != nil {
+		return err
 	}
 	present, err := b.cgroups.MemoryLimit(s.Definition.Cgroup)
 	if err != nil {
@@ -64,13 +64,26 @@ func (b *Backend) updateRunning(ctx context.Context, p *sandbox.Pod, c *sandbox.
 		if err := b.limit(s.Definition.Cgroup, memory, res); err != nil {
 			return err
 		}
-		return b.cfg.Driver.Balloon(ctx, h.ID, memory)
+		return b.cfg.Driver.SetMemory(ctx, h.ID, memory)
 	}
-	if err := b.cfg.Driver.Balloon(ctx, h.ID, memory); err != nil {
+	if err := b.cfg.Driver.SetMemory(ctx, h.ID, memory); err != nil {
 		return err
 	}
 	if err := stats.CheckShrink(s.Definition.Cgroup, int64(memory+b.cfg.VM.MemoryOverhead)); err != nil {
 		return err
 	}
 	return b.limit(s.Definition.Cgroup, memory, res)
+}
+
+// checkMost refuses a running machine's memory in bytes that is more than it can have.
+func checkMost(memory uint64, d machine.Definition) error {
+	most := d.MostMemory()
+	switch {
+	case memory <= most:
+		return nil
+	case d.Growth != nil:
+		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "%d is more than the %d bytes that the node has for a machine", memory, most)
+	}
+	return fields.Unsupported("linux.resources.memory_limit_in_bytes",
+		"%d is more than the %d bytes that the guest was started with; a machine gets more memory only when it starts", memory, most)
 }

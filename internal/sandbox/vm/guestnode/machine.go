@@ -121,6 +121,30 @@ func await(ctx context.Context, call func() error) error {
 	}
 }
 
+// putOnline waits until the guest has so many CPUs, and puts them online.
+func putOnline(ctx context.Context, cpus int) error {
+	ctx, cancel := context.WithTimeout(ctx, deviceTime)
+	defer cancel()
+	for i := range cpus {
+		dir := fmt.Sprintf("/sys/devices/system/cpu/cpu%d", i)
+		err := await(ctx, func() error {
+			_, err := os.Stat(dir)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("wait for CPU %d of %d: %w", i+1, cpus, err)
+		}
+		online := filepath.Join(dir, "online") // which the first one does not have
+		if state, err := os.ReadFile(online); err != nil || strings.TrimSpace(string(state)) == "1" {
+			continue
+		}
+		if err := os.WriteFile(online, []byte("1"), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // freeze writes what is not on the scratch disk yet, and frees memory that a copy of the guest does not need. The kernel's
 // caches stay: they hold the programs that each copy runs.
 func freeze() {

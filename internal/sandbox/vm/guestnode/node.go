@@ -213,7 +213,7 @@ func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
 	case guestapi.MethodCreate:
 		return 0, with(call, func(c guestapi.Create) error { return n.create(ctx, p, c, call.Out) })
 	case guestapi.MethodUpdatePod:
-		return 0, with(call, func(p guestapi.Pod) error { return n.updatePod(ctx, &p.Pod) })
+		return 0, with(call, func(p guestapi.Pod) error { return n.updatePod(ctx, &p.Pod, p.CPUs) })
 	case guestapi.MethodPodStats:
 		stats, err := n.backend.PodStats(ctx, p)
 		return 0, answer(call.Out, stats, err)
@@ -321,7 +321,10 @@ func (n *Node) setPod(p *sandbox.Pod) error {
 	return writeJSON(podFile, guestapi.Pod{Pod: *p})
 }
 
-func (n *Node) updatePod(ctx context.Context, p *sandbox.Pod) error {
+func (n *Node) updatePod(ctx context.Context, p *sandbox.Pod, cpus int) error {
+	if err := putOnline(ctx, cpus); err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+	}
 	p.Netns = netns
 	if err := n.backend.UpdateSandbox(ctx, p); err != nil {
 		return err

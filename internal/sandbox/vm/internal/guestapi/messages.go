@@ -13,7 +13,11 @@ import (
 
 // Pod is a sandbox.Pod that is encoded as JSON. Its configuration is protobuf in the JSON, because JSON changes values that
 // are not UTF-8.
-type Pod struct{ sandbox.Pod }
+type Pod struct {
+	sandbox.Pod
+	// CPUs is how many CPUs the guest has to put online; 0 means those that are.
+	CPUs int
+}
 
 type podJSON struct {
 	ID      string       `json:"id"`
@@ -21,6 +25,7 @@ type podJSON struct {
 	Config  []byte       `json:"config"`
 	Netns   string       `json:"netns"`
 	IPs     []netip.Addr `json:"ips"`
+	CPUs    int          `json:"cpus,omitempty"`
 }
 
 func (p Pod) MarshalJSON() ([]byte, error) {
@@ -28,7 +33,7 @@ func (p Pod) MarshalJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(podJSON{p.ID, p.Handler, config, p.Netns, p.IPs})
+	return json.Marshal(podJSON{p.ID, p.Handler, config, p.Netns, p.IPs, p.CPUs})
 }
 
 func (p *Pod) UnmarshalJSON(raw []byte) error {
@@ -36,6 +41,7 @@ func (p *Pod) UnmarshalJSON(raw []byte) error {
 	if err := json.Unmarshal(raw, &j); err != nil {
 		return err
 	}
+	p.CPUs = j.CPUs
 	p.Pod = sandbox.Pod{ID: j.ID, Handler: j.Handler, Config: &runtimeapi.PodSandboxConfig{}, Netns: j.Netns, IPs: j.IPs}
 	return proto.Unmarshal(j.Config, p.Config)
 }

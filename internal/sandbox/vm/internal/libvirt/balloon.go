@@ -10,13 +10,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Balloon implements machine.Driver.
-func (d *Driver) Balloon(ctx context.Context, name string, memory uint64) error {
+// SetMemory implements machine.Driver.
+func (d *Driver) SetMemory(ctx context.Context, name string, memory uint64) error {
 	domain, _, err := d.running(name)
 	if err != nil {
 		return err
 	}
-	return machine.Balloon{
+	return machine.Memory{
 		Set: func(ctx context.Context, memory uint64) error {
 			_, err := ask(ctx, d.link, "set the memory of domain "+domain.Name, func(c *golibvirt.Libvirt) (struct{}, error) {
 				return struct{}{}, c.DomainSetMemoryFlags(domain, memory>>10, uint32(golibvirt.DomainMemLive))
@@ -25,9 +25,14 @@ func (d *Driver) Balloon(ctx context.Context, name string, memory uint64) error 
 		},
 		Actual: func(ctx context.Context) (uint64, error) {
 			figures, err := d.Stats(ctx, name)
-			return figures.BalloonActual, err
+			return figures.Memory, err
 		},
-	}.Move(ctx, memory)
+	}.Change(ctx, memory)
+}
+
+// AddCPUs implements machine.Driver.
+func (d *Driver) AddCPUs(context.Context, string, int) error {
+	return fmt.Errorf("the domains of the driver libvirt get no further CPUs: %w", errdefs.ErrNotImplemented)
 }
 
 // Plug implements machine.Driver.

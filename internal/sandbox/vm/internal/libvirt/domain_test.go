@@ -179,5 +179,5 @@ func TestParseStats(t *testing.T) {
 		p("balloon.current", uint64(1024)), p("block.count", uint32(2)), p("block.0.name", "vda"), p("block.0.rd.bytes", uint64(7)),
 		p("block.1.wr.reqs", uint64(8)), p("block.1.wr.bytes", int64(-1)), p("block.2.rd.bytes", uint64(9)), p("block.x.rd.bytes", uint64(9)),
 	}, []machine.Disk{{ID: "root"}, {ID: "data"}})
-	require.Equal(t, machine.Stats{BalloonActual: 1 << 20, Blocks: map[string]machine.BlockStats{"root": {ReadBytes: 7}, "data": {WriteOps: 8}}}, got)
+	require.Equal(t, machine.Stats{Memory: 1 << 20, Blocks: map[string]machine.BlockStats{"root": {ReadBytes: 7}, "data": {WriteOps: 8}}}, got)
 }

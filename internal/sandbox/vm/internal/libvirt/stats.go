@@ -48,7 +48,7 @@ func parseStats(params []golibvirt.TypedParam, disks []machine.Disk) machine.Sta
 			continue
 		}
 		if p.Field == "balloon.current" {
-			stats.BalloonActual = value << 10
+			stats.Memory = value << 10
 			continue
 		}
 		parts := strings.SplitN(p.Field, ".", 3)

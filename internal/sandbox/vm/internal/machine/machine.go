@@ -29,6 +29,9 @@ type Definition struct {
 	CPUModel string `json:"cpuModel,omitempty"`
 	// Memory is the guest's RAM in bytes.
 	Memory uint64 `json:"memory"`
+	// Growth, if set, lets the machine grow while it runs. It needs Plug, and a guest with a driver for virtio-mem. Definitions
+	// by earlier releases lack it.
+	Growth *Growth `json:"growth,omitempty"`
 
 	// Disks are in the guest's order, the root disk or the CD-ROM first if there is one.
 	Disks []Disk `json:"disks,omitempty"`
@@ -68,6 +71,35 @@ type Definition struct {
 	Saved string `json:"saved,omitempty"`
 	// VNC asks for a screen, and a VNC server on VNCSocket.
 	VNC bool `json:"vnc,omitempty"`
+}
+
+// Growth says how a machine grows.
+type Growth struct {
+	// Boot is the memory in bytes with which the machine boots, or continues from a saved state. It gets the rest of
+	// Definition.Memory when the guest's driver asks.
+	Boot uint64 `json:"boot"`
+	// Memory, in bytes, and CPUs are the most that Driver.SetMemory and Driver.AddCPUs can give.
+	Memory uint64 `json:"memory"`
+	CPUs   int    `json:"cpus"`
+}
+
+// GrowthUnit is the unit in bytes in which a machine's memory grows.
+const GrowthUnit = 2 << 20
+
+// BootMemory is the memory in bytes with which the machine boots.
+func (d *Definition) BootMemory() uint64 {
+	if d.Growth != nil {
+		return d.Growth.Boot
+	}
+	return d.Memory
+}
+
+// MostMemory is the most memory in bytes that Driver.SetMemory can give.
+func (d *Definition) MostMemory() uint64 {
+	if d.Growth != nil {
+		return d.Growth.Memory
+	}
+	return d.Memory
 }
 
 // File is a file of the machine. The daemon, which is root, opens it; the hypervisor process needs no access.
@@ -315,8 +347,8 @@ type Event struct {
 
 // Stats holds those statistics of a running machine that its cgroup does not provide.
 type Stats struct {
-	// BalloonActual is the guest's RAM in bytes after ballooning; 0 if unknown.
-	BalloonActual uint64
+	// Memory is the RAM in bytes that the guest has now; 0 if unknown.
+	Memory uint64
 	// Blocks maps each Disk.ID to the disk's counters.
 	Blocks map[string]BlockStats
 }
@@ -351,11 +383,15 @@ type Driver interface {
 	Destroy(ctx context.Context, name string) error
 	// State returns the machine's state, or errdefs.ErrNotFound if the machine is not defined.
 	State(ctx context.Context, name string) (State, error)
-	// Balloon changes the memory that the guest of a running machine may use, at most Definition.Memory, and returns
-	// once the guest has released or taken the difference. If the guest does not react, because it has no driver for
-	// the balloon, Balloon returns errdefs.ErrNotImplemented. If the guest releases too little, because it uses the
-	// memory, Balloon returns errdefs.ErrFailedPrecondition. In both cases the guest gets its earlier memory back.
-	Balloon(ctx context.Context, name string, memory uint64) error
+	// SetMemory changes the memory that the guest of a running machine may use, at most Definition.MostMemory, and returns
+	// once the guest has released or taken the difference. It rounds what a machine grows by up to GrowthUnit. If the guest
+	// does not react, because it has no driver for the balloon or for virtio-mem, SetMemory returns errdefs.ErrNotImplemented.
+	// If the guest releases too little, because it uses the memory, SetMemory returns errdefs.ErrFailedPrecondition. In both
+	// cases the guest gets its earlier memory back.
+	SetMemory(ctx context.Context, name string, memory uint64) error
+	// AddCPUs adds CPUs to a running machine until it has the given number, at most Growth.CPUs, and does nothing if it has as
+	// many. The guest must put them online. A machine without Growth returns errdefs.ErrNotImplemented.
+	AddCPUs(ctx context.Context, name string, cpus int) error
 	// Plug adds a disk to the controller of a running machine with Definition.Plug or Definition.Hotplug. The disk is gone when
 	// the machine ends. Plug does nothing if the machine has a disk with this LUN. A driver that cannot do it returns
 	// errdefs.ErrNotImplemented.

@@ -49,7 +49,8 @@ const (
 	kindShareRO  kind = "share-ro"  // a directory, mounted read-only
 	kindVirtiofs kind = "virtiofs"  // a connection to Shares[Index]'s virtiofsd
 	kindOwnedDir kind = "owned-dir" // a directory in Definition.Dir that QEMU's user owns
-	kindMemory   kind = "memory"    // the guest's memory
+	kindMemory   kind = "memory"    // the guest's memory at boot
+	kindGrowth   kind = "growth"    // the memory by which the guest grows
 )
 
 // inherited is a file that QEMU inherits.
@@ -134,10 +135,10 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		"-nodefaults", "-no-user-config", "-display", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-machine", "q35,usb=off,vmport=off,dump-guest-core=off"+memoryBackend(d)+flash(d),
-		"-accel", acceleration(s.Accel),
+		"-accel", acceleration(s.Accel, d),
 		"-cpu", cpuModel(d.CPUModel, s.Accel),
-		"-smp", strconv.Itoa(d.CPUs),
-		"-m", fmt.Sprintf("%dM", mebibytes(d.Memory)),
+		"-smp", smp(d),
+		"-m", memorySize(d),
 		"-uuid", d.UUID,
 		"-rtc", "base=utc",
 		// If the firmware finds no boot device, it tries again after this time. It then reports the failure again, in
@@ -151,7 +152,7 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 	switch {
 	case d.Plug:
 		// QEMU opens the file again, which gives the driver's file to the guest.
-		c.add("-object", fmt.Sprintf("memory-backend-file,id=%s,size=%dM,mem-path=/proc/self/fd/%d,share=on", memoryID, mebibytes(d.Memory), c.inherit(inherited{Kind: kindMemory})))
+		c.add("-object", fmt.Sprintf("memory-backend-file,id=%s,size=%dM,mem-path=/proc/self/fd/%d,share=on", memoryID, mebibytes(d.BootMemory()), c.inherit(inherited{Kind: kindMemory})))
 	case d.HasVirtiofs():
 		c.add("-object", fmt.Sprintf("memory-backend-memfd,id=%s,size=%dM,share=on", memoryID, mebibytes(d.Memory)))
 	}
@@ -168,6 +169,36 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 	c.add("-device", "pvpanic", "-device", "pvpanic-pci",
 		"-device", "virtio-rng-pci",
 		"-device", "virtio-balloon-pci,id=balloon,free-page-reporting=on")
+	if d.Growth != nil {
+		c.growth(d)
+	}
+}
+
+// growth adds the device by which the machine's memory grows. Like the machine's other memory, its memory is a file: so it is
+// not in a saved state, and virtiofsd can use it. A machine that continues has grown by nothing yet; see run.resume.
+func (c *command) growth(d machine.Definition) {
+	_, requested := grown(d, d.Memory)
+	if d.Saved != "" {
+		requested = 0
+	}
+	c.add("-object", fmt.Sprintf("memory-backend-file,id=%s,size=%d,mem-path=/proc/self/fd/%d,share=on,reserve=off", growthMemory, growthRegion(d), c.inherit(inherited{Kind: kindGrowth})),
+		"-device", fmt.Sprintf("virtio-mem-pci,id=%s,memdev=%s,requested-size=%d", growthID, growthMemory, requested))
+}
+
+// smp returns the option for the number of CPUs.
+func smp(d machine.Definition) string {
+	if d.Growth != nil {
+		return fmt.Sprintf("%d,maxcpus=%d", d.CPUs, d.Growth.CPUs)
+	}
+	return strconv.Itoa(d.CPUs)
+}
+
+// memorySize returns the option for the size of the memory.
+func memorySize(d machine.Definition) string {
+	if d.Growth != nil {
+		return fmt.Sprintf("size=%dM,maxmem=%dM", mebibytes(d.Growth.Boot), mebibytes(d.Growth.Memory))
+	}
+	return fmt.Sprintf("%dM", mebibytes(d.Memory))
 }
 
 // consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard
@@ -378,12 +409,21 @@ func shareAddress(i int) string {
 	return fmt.Sprintf("%#x.%d", lastShareSlot-i/perSlot, i%perSlot)
 }
 
-func acceleration(accel string) string {
+func acceleration(accel string, d machine.Definition) string {
 	if accel == AccelKVM {
 		return "kvm"
 	}
-	return "tcg,tb-size=32" // QEMU's default, up to 1 GiB of translated code, is too much for many small guests
+	tcg := "tcg,tb-size=32" // QEMU's default, up to 1 GiB of translated code, is too much for many small guests
+	if canAddEmulated(d) {
+		tcg += ",thread=single"
+	}
+	return tcg
 }
+
+// canAddEmulated reports whether CPUs can be added to an emulated machine. With several threads, QEMU 7.2 ends with a failed
+// assertion if a CPU comes when there is no room for its translated code (tcg_region_initial_alloc). One thread is enough for
+// the CPU with which such a machine starts.
+func canAddEmulated(d machine.Definition) bool { return d.Growth != nil && d.CPUs == 1 }
 
 // cpuModel returns the definition's CPU model, or the default model. Under KVM, the default is the host's model.
 // Otherwise it is the model with all features that QEMU emulates.

@@ -82,6 +82,8 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, from opener
 	case kindMemory:
 		fd, err := unix.FcntlInt(from.memory.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		return os.NewFile(uintptr(fd), from.memory.Name()), os.NewSyscallError("fcntl", err)
+	case kindGrowth:
+		return memoryFile("tripod-growth", nil, int64(growthRegion(d)))
 	default:
 		return nil, fmt.Errorf("unknown kind of file %q: %w", f.Kind, errdefs.ErrInvalidArgument)
 	}

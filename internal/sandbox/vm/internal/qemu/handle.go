@@ -180,19 +180,6 @@ func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 	return output, err
 }
 
-func (d *Driver) Balloon(ctx context.Context, name string, memory uint64) error {
-	r, _, err := d.running(name)
-	if err != nil {
-		return err
-	}
-	return machine.Balloon{
-		Set: func(ctx context.Context, memory uint64) error {
-			return r.ask(ctx, "balloon", map[string]any{"value": memory}, nil)
-		},
-		Actual: r.balloon,
-	}.Move(ctx, memory)
-}
-
 func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {
 	r, def, err := d.running(name)
 	if err != nil {

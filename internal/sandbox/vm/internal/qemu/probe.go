@@ -17,6 +17,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // bootSector is the assembled firmware/probe.S.
@@ -200,7 +202,7 @@ func (c Config) bootProbe(ctx context.Context, accel string) error {
 	file := cmd.fdset(inherited{Kind: kindWrite})
 	cmd.add("-name", "guest="+namePrefix+"probe", "-nodefaults", "-no-user-config", "-display", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-machine", "q35,usb=off,vmport=off", "-accel", acceleration(accel), "-cpu", cpuModel("", accel), "-m", "32M",
+		"-machine", "q35,usb=off,vmport=off", "-accel", acceleration(accel, machine.Definition{}), "-cpu", cpuModel("", accel), "-m", "32M",
 		"-device", "isa-debug-exit,iobase=0x501,iosize=1")
 	cmd.blockdev(map[string]any{"driver": "file", "node-name": "probe-file", "filename": file})
 	cmd.blockdev(map[string]any{"driver": "raw", "node-name": "probe", "file": "probe-file"})

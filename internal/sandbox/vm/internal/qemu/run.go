@@ -239,17 +239,8 @@ func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats,
 			}
 		}
 	}
-	if actual, err := r.balloon(ctx); err == nil {
-		s.BalloonActual = actual
+	if actual, err := r.memory(ctx, def); err == nil {
+		s.Memory = actual
 	}
 	return s, nil
-}
-
-// balloon returns the memory that the balloon leaves to the guest, in bytes.
-func (r *run) balloon(ctx context.Context) (uint64, error) {
-	var balloon struct {
-		Actual uint64 `json:"actual"`
-	}
-	err := r.execute(ctx, "query-balloon", &balloon)
-	return balloon.Actual, err
 }

@@ -53,7 +53,7 @@ func (d *Driver) SaveKey(ctx context.Context, def machine.Definition) (string, e
 		return "", err
 	}
 	shape := machine.Definition{
-		CPUs: def.CPUs, CPUModel: def.CPUModel, Memory: def.Memory, Cmdline: def.Cmdline, SessionPorts: def.SessionPorts, Plug: def.Plug, VNC: def.VNC,
+		CPUs: def.CPUs, CPUModel: def.CPUModel, Memory: def.BootMemory(), Growth: def.Growth, Cmdline: def.Cmdline, SessionPorts: def.SessionPorts, Plug: def.Plug, VNC: def.VNC,
 	}
 	parts := []string{fmt.Sprint(recordVersion), d.cfg.verdictKey(), verdict.Accel}
 	files := []string{d.cfg.Emulator}
@@ -97,8 +97,8 @@ func (d *Driver) Save(ctx context.Context, name, dir string) error {
 	if err = errors.Join(err, CheckCopy(ctx)); err != nil {
 		return err
 	}
-	if !def.Plug || len(def.NICs) > 0 || len(def.Shares) > 0 {
-		return fmt.Errorf("machine %.64s cannot be saved: it has a NIC or a share: %w", name, errdefs.ErrFailedPrecondition)
+	if !def.Plug || len(def.NICs) > 0 || len(def.Shares) > 0 || def.Memory > def.BootMemory() {
+		return fmt.Errorf("machine %.64s cannot be saved: it has a NIC or a share, or has grown: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	key, err := d.SaveKey(ctx, def)
 	if err != nil {
@@ -187,7 +187,7 @@ func (r *run) saveMemory(ctx context.Context, def machine.Definition, path strin
 	}
 	defer from.Close()
 	return writeSynced(path, func(f *os.File) error {
-		if err := f.Truncate(int64(mebibytes(def.Memory) << 20)); err != nil {
+		if err := f.Truncate(int64(mebibytes(def.BootMemory()) << 20)); err != nil {
 			return err
 		}
 		return copyMemory(ctx, f, from)
@@ -255,7 +255,7 @@ func (h *handle) openMemory(ctx context.Context, def machine.Definition) (*os.Fi
 	if !def.Plug {
 		return nil, nil
 	}
-	size := int64(mebibytes(def.Memory) << 20)
+	size := int64(mebibytes(def.BootMemory()) << 20)
 	memory, err := memoryFile("tripod-memory", nil, size)
 	if err != nil {
 		return nil, err
@@ -301,7 +301,7 @@ func (h *handle) fillMemory(ctx context.Context, def machine.Definition, memory 
 	defer from.Close()
 	if info, err := from.Stat(); err != nil {
 		return err
-	} else if want := int64(mebibytes(def.Memory) << 20); info.Size() != want {
+	} else if want := int64(mebibytes(def.BootMemory()) << 20); info.Size() != want {
 		return fmt.Errorf("%w: the memory in %s has %d bytes, not %d: %w", machine.ErrRefused, def.Saved, info.Size(), want, errdefs.ErrFailedPrecondition)
 	}
 	var words bytes.Buffer
@@ -331,12 +331,12 @@ func refusedIfMissing(err error) error {
 var errLoad = errors.New("load the saved devices")
 
 // resume loads the saved state, plugs in the machine's other devices, and lets the guest continue.
-func (r *run) resume(ctx context.Context, dir string, late []map[string]any) error {
+func (r *run) resume(ctx context.Context, def machine.Definition, late []map[string]any) error {
 	m, err := r.monitor()
 	if err != nil {
 		return err
 	}
-	state, err := os.Open(filepath.Join(dir, savedState))
+	state, err := os.Open(filepath.Join(def.Saved, savedState))
 	if err != nil {
 		return refusedIfMissing(err)
 	}
@@ -356,6 +356,11 @@ func (r *run) resume(ctx context.Context, dir string, late []map[string]any) err
 	for _, device := range late {
 		if err := m.Execute(ctx, "device_add", device, nil); err != nil {
 			return fmt.Errorf("plug in %s: %w", device["driver"], err)
+		}
+	}
+	if _, growth := grown(def, def.Memory); growth > 0 {
+		if err := m.Execute(ctx, "qom-set", requestGrowth(growth), nil); err != nil {
+			return err
 		}
 	}
 	if err := m.Execute(ctx, "cont", nil, nil); err != nil {

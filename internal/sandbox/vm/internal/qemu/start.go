@@ -216,7 +216,7 @@ func (h *handle) awaitGuest(ctx context.Context, r *run, late []map[string]any) 
 		err = fpGreeted.Hit(ctx)
 	}
 	if err == nil && h.def.Saved != "" {
-		if err = r.resume(ctx, h.def.Saved, late); err != nil {
+		if err = r.resume(ctx, h.def, late); err != nil {
 			err = fmt.Errorf("%w: %w", machine.ErrSaved, err)
 		}
 	}

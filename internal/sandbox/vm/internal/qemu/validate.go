@@ -39,6 +39,8 @@ func Validate(d machine.Definition) error {
 		return refuse("%d CPUs is not between 1 and %d", d.CPUs, maxCPUs)
 	case d.Memory < 1<<20:
 		return refuse("memory of %d bytes is less than 1 MiB", d.Memory)
+	case d.Growth != nil && !canGrow(d):
+		return refuse("growth needs plug, and more memory and CPUs than the machine boots with: got %+v", *d.Growth)
 	case d.CPUModel != "" && !modelForm().MatchString(d.CPUModel):
 		return refuse("%q is not a CPU model", d.CPUModel)
 	case d.LibvirtCPU != "":
@@ -72,6 +74,12 @@ func Validate(d machine.Definition) error {
 		}
 	}
 	return validateDevices(d, refuse)
+}
+
+// canGrow reports whether a machine's growth is that of a machine that QEMU can make.
+func canGrow(d machine.Definition) bool {
+	g := d.Growth
+	return d.Plug && g.Boot >= 1<<20 && g.Boot <= d.Memory && d.Memory <= g.Memory && growthRegion(d) > 0 && d.CPUs <= g.CPUs && g.CPUs <= maxCPUs
 }
 
 // besideRoot reports whether the UEFI variables are a whole file, or whole sectors of the root disk's device in front of

@@ -8,14 +8,14 @@ func balloon(t *testing.T, s Subject) {
 	l.mustDefine(t, d)
 	l.Boot(t, d)
 	less := d.Memory - 32<<20
-	must(t, l.Balloon(t.Context(), d.Name, less))
+	must(t, l.SetMemory(t.Context(), d.Name, less))
 	checkBalloon(t, l, d.Name, less)
 	l.Close()
 	l = s.Begin(t, d.Name)
 	defer l.Close()
 	checkBalloon(t, l, d.Name, less)
-	must(t, l.Balloon(t.Context(), d.Name, less))
-	must(t, l.Balloon(t.Context(), d.Name, d.Memory))
+	must(t, l.SetMemory(t.Context(), d.Name, less))
+	must(t, l.SetMemory(t.Context(), d.Name, d.Memory))
 	checkBalloon(t, l, d.Name, d.Memory)
 	must(t, l.Undefine(t.Context(), d.Name))
 }
@@ -23,7 +23,7 @@ func balloon(t *testing.T, s Subject) {
 func checkBalloon(t *testing.T, l *Life, name string, want uint64) {
 	t.Helper()
 	figures, err := l.Stats(t.Context(), name)
-	if err != nil || figures.BalloonActual != want {
-		t.Errorf("Stats: BalloonActual = %d, error %v, want %d", figures.BalloonActual, err, want)
+	if err != nil || figures.Memory != want {
+		t.Errorf("Stats: Memory = %d, error %v, want %d", figures.Memory, err, want)
 	}
 }

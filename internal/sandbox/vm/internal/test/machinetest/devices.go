@@ -66,8 +66,8 @@ func devices(t *testing.T, s Subject) {
 			t.Errorf("the statistics show no reads of disk %s: %+v", disk.ID, figures.Blocks)
 		}
 	}
-	if figures.BalloonActual == 0 || figures.BalloonActual > d.Memory {
-		t.Errorf("BalloonActual = %d, want 1 to %d bytes", figures.BalloonActual, d.Memory)
+	if figures.Memory == 0 || figures.Memory > d.Memory {
+		t.Errorf("Memory = %d, want 1 to %d bytes", figures.Memory, d.Memory)
 	}
 	for range 2 { // restart the machine twice with the same disks
 		must(t, l.Destroy(t.Context(), d.Name))

@@ -10,15 +10,15 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// guest is a fake guest whose balloon moves by at most step bytes between two looks, and never below least.
+// guest is a fake guest whose memory changes by at most step bytes between two looks, and never below least.
 type guest struct {
 	actual, target, step, least uint64
 	requests                    []uint64
 	lost                        error
 }
 
-func (g *guest) balloon() Balloon {
-	return Balloon{
+func (g *guest) memory() Memory {
+	return Memory{
 		Set: func(_ context.Context, memory uint64) error {
 			g.target = memory
 			g.requests = append(g.requests, memory)
@@ -39,7 +39,7 @@ func (g *guest) balloon() Balloon {
 	}
 }
 
-func TestBalloon(t *testing.T) {
+func TestMemory(t *testing.T) {
 	for what, c := range map[string]struct {
 		guest    guest
 		memory   uint64
@@ -53,20 +53,20 @@ func TestBalloon(t *testing.T) {
 		"needs its memory": {guest{actual: 100, step: 7, least: 80}, 60, errdefs.IsFailedPrecondition, []uint64{60, 100}},
 		"has just ended":   {guest{actual: 100, lost: errdefs.ErrUnavailable}, 60, errdefs.IsUnavailable, nil},
 	} {
-		err := c.guest.balloon().Move(t.Context(), c.memory)
+		err := c.guest.memory().Change(t.Context(), c.memory)
 		if !c.check(err) || !slices.Equal(c.guest.requests, c.requests) {
-			t.Errorf("a guest that %s: Move = %v with requests %v, want requests %v", what, err, c.guest.requests, c.requests)
+			t.Errorf("a guest that %s: Change = %v with requests %v, want requests %v", what, err, c.guest.requests, c.requests)
 		}
 	}
 }
 
-// TestBalloonCancelled: a caller that goes away leaves the guest its earlier memory, and learns nothing about drivers.
-func TestBalloonCancelled(t *testing.T) {
+// TestMemoryCancelled: a caller that goes away leaves the guest its earlier memory, and learns nothing about drivers.
+func TestMemoryCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	g := guest{actual: 100}
-	err := g.balloon().Move(ctx, 60)
+	err := g.memory().Change(ctx, 60)
 	if !errors.Is(err, context.Canceled) || errdefs.IsNotImplemented(err) || !slices.Equal(g.requests, []uint64{60, 100}) {
-		t.Errorf("Move with a cancelled context = %v with requests %v", err, g.requests)
+		t.Errorf("Change with a cancelled context = %v with requests %v", err, g.requests)
 	}
 }
