@@ -115,6 +115,7 @@ var guestModules = map[string][]string{
 	"virtio-0x0005": {"virtio_balloon"},
 	"virtio-0x0008": {"virtio_scsi", "sd_mod", "sr_mod", "ext4"},
 	"virtio-0x0009": {"9pnet_virtio", "9p"},
+	"virtio-0x0018": {"virtio_mem"},
 	"virtio-0x001a": {"virtiofs"},
 }
 

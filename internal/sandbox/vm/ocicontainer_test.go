@@ -83,6 +83,7 @@ func (f forgiving) Write(p []byte) (int, error) {
 type doomed struct {
 	machine.Driver
 	kills int
+	added []int // the arguments of AddCPUs
 }
 
 func (d *doomed) Destroy(context.Context, string) error {
@@ -93,7 +94,10 @@ func (d *doomed) Destroy(context.Context, string) error {
 func (d *doomed) Unplug(context.Context, string, int) error            { return nil }
 func (d *doomed) Plug(context.Context, string, machine.PlugDisk) error { return nil }
 func (d *doomed) SetMemory(context.Context, string, uint64) error      { return nil }
-func (d *doomed) AddCPUs(context.Context, string, int) error           { return nil }
+func (d *doomed) AddCPUs(_ context.Context, _ string, cpus int) error {
+	d.added = append(d.added, cpus)
+	return nil
+}
 
 // ociRig is a backend with a pod "p", whose machine runs, and its running container "c". No process is started.
 type ociRig struct {

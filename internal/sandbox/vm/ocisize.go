@@ -157,7 +157,7 @@ func (o *OCI) mostMemory(p *sandbox.Pod) uint64 {
 	return most - min(most, guestOverhead)
 }
 
-// memoryNow returns the memory in bytes that a running machine may use, which its cgroup says.
+// memoryNow returns the memory in bytes that a running machine may use, which its cgroup says, or 0 if it is not limited.
 func (b *Backend) memoryNow(d machine.Definition) (uint64, error) {
 	limit, err := b.cgroups.MemoryLimit(d.Cgroup)
 	if err != nil {

@@ -188,7 +188,7 @@ type statsBounds struct {
 func (b *Backend) statsBounds(s state) statsBounds {
 	now := time.Now()
 	memory, err := b.memoryNow(s.Definition)
-	if err != nil {
+	if err != nil || memory == 0 {
 		memory = s.Definition.MostMemory()
 	}
 	return statsBounds{now: now, age: uint64(max(now.Sub(s.StartedAt), 0)), cpus: uint64(s.cpus()), bytes: memory}

@@ -68,6 +68,13 @@ func TestGoldenCommands(t *testing.T) {
 			d.NICs = []machine.NIC{{MAC: "0a:00:00:00:00:01", Netns: "/netns", Tap: "tap0"}}
 			d.Shares = []machine.Share{{Tag: "share0", Path: "/a", Driver: machine.ShareVirtiofs}, {Tag: "share1", Path: "/b", Driver: machine.ShareVirtiofs}}
 		}, host},
+		"growth": {func(d *machine.Definition) {
+			d.Plug, d.Memory, d.Growth = true, 259<<20, &machine.Growth{Boot: 128 << 20, Memory: 4<<30 + 1<<20, CPUs: 8}
+		}, host},
+		"growth-saved": {func(d *machine.Definition) {
+			d.Plug, d.CPUs, d.Memory, d.Saved = true, 2, 512<<20, "/templates/three"
+			d.Growth = &machine.Growth{Boot: 128 << 20, Memory: 4 << 30, CPUs: 8}
+		}, host},
 		"uefi": {func(d *machine.Definition) {
 			d.UEFI = &machine.UEFI{Code: machine.File{Path: "/code.fd"}, Vars: machine.FilePart{File: machine.File{Path: "/vars.fd"}}}
 		}, host},

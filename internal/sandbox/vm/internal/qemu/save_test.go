@@ -17,10 +17,13 @@ import (
 )
 
 // saved boots a machine, lets it run a command, saves it and destroys it. It returns the definition, to which Saved is set.
-func saved(t *testing.T, s machinetest.Subject, l *machinetest.Life, command string) machine.Definition {
+func saved(t *testing.T, s machinetest.Subject, l *machinetest.Life, command string, changes ...func(*machine.Definition)) machine.Definition {
 	t.Helper()
 	d := s.Definition(t)
 	d.Plug = true
+	for _, change := range changes {
+		change(&d)
+	}
 	dir := filepath.Join(d.StateDir, "saved")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -40,7 +43,7 @@ func saved(t *testing.T, s machinetest.Subject, l *machinetest.Life, command str
 func another(t *testing.T, s machinetest.Subject, d machine.Definition) machine.Definition {
 	t.Helper()
 	next := s.Definition(t)
-	next.Plug, next.Saved, next.Memory, next.Cmdline = true, d.Saved, d.Memory, d.Cmdline
+	next.Plug, next.Saved, next.Memory, next.Growth, next.Cmdline = true, d.Saved, d.Memory, d.Growth, d.Cmdline
 	next.Disks[0].Base = d.Disks[0].Base
 	raw, err := os.ReadFile(d.Disks[0].Path)
 	if err == nil {
