@@ -111,7 +111,7 @@ func allocated(t *testing.T, file string) int64 {
 }
 
 // TestVMOCIGrows: a running pod gets more memory and CPUs than its machine was started with, uses them, and gives the memory
-// back. Its machine continues from a template, or boots.
+// back, also to the next daemon.
 func TestVMOCIGrows(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCI(t))
 	p := d.RunPodWith(t, harness.PodConfig(t, "grows", func(c *runtimeapi.PodSandboxConfig) {
@@ -125,14 +125,11 @@ func TestVMOCIGrows(t *testing.T) {
 		_, err := d.CRI().UpdatePodSandboxResources(t.Context(), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: p.ID, Resources: res})
 		return err
 	}
-	check := func(when string, low, high, cpus int) {
+	check := func(when string, low, high, cpus int64) {
 		t.Helper()
-		var mib, online int
-		if _, err := fmt.Sscan(c.Must("sh", "-c", "awk '/MemTotal/{print int($2/1024)}' /proc/meminfo; nproc"), &mib, &online); err != nil {
-			t.Fatal(err)
-		}
-		if mib < low || mib > high || online != cpus {
-			t.Errorf("%s: the guest has %d MiB and %d CPUs, want %d to %d MiB and %d CPUs", when, mib, online, low, high, cpus)
+		online := strings.TrimSpace(c.Must("nproc"))
+		if mib := memTotal(t, c); mib < low || mib > high || online != fmt.Sprint(cpus) {
+			t.Errorf("%s: the guest has %d MiB and %s CPUs, want %d to %d MiB and %d CPUs", when, mib, online, low, high, cpus)
 		}
 	}
 	check("at the start", 250, 320, 1)
@@ -157,4 +154,31 @@ func TestVMOCIGrows(t *testing.T) {
 		t.Errorf("a pod with 256 MiB again: %v", err)
 	}
 	check("smaller", 384, 448, 2)
+}
+
+// TestVMOCIUnlimited: the limits that a kubelet sends for a pod are the sum of those that its containers have. A container without
+// one, beside a sidecar with little, gets memory and CPU time of its own.
+func TestVMOCIUnlimited(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VMOCI(t))
+	small := func() *runtimeapi.LinuxContainerResources {
+		return &runtimeapi.LinuxContainerResources{CpuQuota: 50_000, CpuPeriod: 100_000, MemoryLimitInBytes: 64 << 20}
+	}
+	p := d.RunPodWith(t, harness.PodConfig(t, "unlimited", func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.CgroupParent, c.Linux.Resources = d.CgroupParent+"/kubepods/burstable/pod1", small()
+	}), harness.OCIHandler)
+	sidecar := p.Run(harness.ContainerConfig("sidecar", harness.Busybox, harness.Sleep(), func(c *runtimeapi.ContainerConfig) {
+		c.Linux.Resources = small()
+	}))
+	before := memTotal(t, sidecar)
+	app := p.Run(harness.ContainerConfig("app", harness.Busybox, harness.Sleep()))
+	if after := memTotal(t, app); after < before+100 {
+		t.Errorf("the machine has %d MiB with a container without limits, and had %d before, want 128 more", after, before)
+	}
+	app.Must("dd", "if=/dev/zero", "of=/dev/null", "bs=120M", "count=1") // which needs a buffer of this size
+	if _, _, code := sidecar.ExecSync("dd", "if=/dev/zero", "of=/dev/null", "bs=120M", "count=1"); code == 0 {
+		t.Error("the sidecar uses 120 MiB, more than its limit")
+	}
+	if machine := limitsOf(t, &harness.Container{ID: p.ID}); machine.quota != -1 {
+		t.Errorf("the CPU time of the machine: got a quota of %d µs, want none", machine.quota)
+	}
 }

@@ -27,14 +27,17 @@ func templates(t *testing.T, d *harness.Daemon) []string {
 // identity are what must differ between machines that continue from the same template.
 var identity = []string{"cat /proc/sys/kernel/random/boot_id", "cat /sys/class/net/eth0/address", "hostname", "hostname -i", "head -c 32 /dev/urandom | sha256sum"}
 
-// TestVMOCITemplates: the first pod boots its machine and leaves a template. The next pods continue from it, and each has its
+// TestVMOCITemplates: the first pod boots its machine and leaves a template. The next pods, of other sizes, continue from it, and each has its
 // own identity, random numbers, network and volumes, and the right time. One that cannot continue boots; its template is removed
 // only if it is damaged.
 func TestVMOCITemplates(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCITemplates(t))
+	sizes := map[string]int64{"two": 900, "three": 70} // MiB
 	run := func(name string, options ...harness.ContainerOption) *harness.Container {
 		began := time.Now()
-		p := d.RunPodWith(t, harness.PodConfig(t, name), harness.OCIHandler)
+		p := d.RunPodWith(t, harness.PodConfig(t, name, func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: sizes[name] << 20}
+		}), harness.OCIHandler)
 		ready := time.Now()
 		c := p.Run(harness.ContainerConfig("main", harness.Busybox, append(options, harness.Shell("echo ready; exec sleep 3600"))...))
 		c.WaitLog("ready")
@@ -50,6 +53,11 @@ func TestVMOCITemplates(t *testing.T) {
 	containers[2].Must("sh", "-c", "echo from a template >/data/file")
 	if got, err := os.ReadFile(filepath.Join(volume, "file")); err != nil || string(got) != "from a template\n" {
 		t.Errorf("file in the volume: got %q, error %v", got, err)
+	}
+	for name, c := range map[string]*harness.Container{"two": containers[1], "three": containers[2]} {
+		if got, least := memTotal(t, c), sizes[name]+150; got < least || got > least+42 {
+			t.Errorf("the machine of pod %s, whose limit is %d MiB: got %d MiB, want a little more than %d", name, sizes[name], got, least)
+		}
 	}
 	seen := map[string]string{}
 	for i, c := range containers {
@@ -81,6 +89,15 @@ func TestVMOCITemplates(t *testing.T) {
 	if log := d.DaemonLog(); strings.Count(log, "boots instead") != 2 || len(templates(t, d)) != 0 {
 		t.Errorf("a damaged template: got templates %v, want that its machine booted, the log says so, and it is removed", templates(t, d))
 	}
+}
+
+// memTotal returns the memory of a container's machine in MiB, without what its kernel has set aside.
+func memTotal(t *testing.T, c *harness.Container) (mib int64) {
+	t.Helper()
+	if _, err := fmt.Sscan(c.Must("awk", "/MemTotal/{print int($2/1024)}", "/proc/meminfo"), &mib); err != nil {
+		t.Fatal(err)
+	}
+	return mib
 }
 
 // clock returns the time in a container.

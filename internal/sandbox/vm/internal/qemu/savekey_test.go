@@ -57,6 +57,7 @@ func TestSaveKey(t *testing.T) {
 		"CPUs":                       {func(r *keyRig) { r.def.CPUs++ }, false},
 		"CPU model":                  {func(r *keyRig) { r.def.CPUModel = "qemu64" }, false},
 		"memory":                     {func(r *keyRig) { r.def.Memory <<= 1 }, false},
+		"growth":                     {func(r *keyRig) { r.def.Growth = &machine.Growth{Boot: r.def.Memory, Memory: 1 << 40, CPUs: 9} }, false},
 		"command line":               {func(r *keyRig) { r.def.Cmdline = "debug" }, false},
 		"another disk":               {func(r *keyRig) { r.def.Disks = append(r.def.Disks, machine.Disk{ID: "scratch1"}) }, false},
 		"kernel":                     {func(r *keyRig) { r.write("vmlinux", "two vmlinux") }, false},
@@ -93,6 +94,25 @@ func TestSaveKey(t *testing.T) {
 				t.Errorf("the key is the same: got %t, want %t", after == before, c.same)
 			}
 		})
+	}
+}
+
+// TestSaveKeyOfGrowth: machines that boot with the same memory have the same key, whatever they grow to.
+func TestSaveKeyOfGrowth(t *testing.T) {
+	r := newKeyRig(t)
+	d, err := New(r.cfg)
+	must(t, err)
+	defer d.Close()
+	r.def.Growth = &machine.Growth{Boot: 64 << 20, Memory: 1 << 40, CPUs: 9}
+	seen := map[string]bool{}
+	for _, memory := range []uint64{64 << 20, 128 << 20} {
+		r.def.Memory = memory
+		key, err := d.SaveKey(t.Context(), r.def)
+		must(t, err)
+		seen[key] = true
+	}
+	if len(seen) != 1 {
+		t.Errorf("keys of two machines that differ in what they grow to: got %d, want one", len(seen))
 	}
 }
 
