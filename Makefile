@@ -288,6 +288,8 @@ images: ## build the test and demo images into build/images (cached)
 .PHONY: guest
 guest: build ## build the guest of OCI pods into build/guest: kernel, initramfs and root disk (cached)
 	@hack/guest.sh $(GUEST)
+	go build -tags failpoints -trimpath -ldflags '-s -w $(LINKFLAGS)' -o build/test/bin/ ./cmd/tripod-guest
+	@hack/guest.sh build/test/bin/tripod-guest build/test/guest
 
 .PHONY: examples
 examples: ## rebuild the .wasm files of examples/ (installs clang-14, wasi-libc and npm packages)

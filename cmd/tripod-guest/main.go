@@ -18,11 +18,15 @@ var version = "dev" // set by the linker
 func main() {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	guestnode.Run(version, func(ctx context.Context, root, runDir string, images *guestnode.Images) (guestnode.Backend, error) {
-		return linux.Open(ctx, linux.Config{
+		backend, err := linux.Open(ctx, linux.Config{
 			Root: root, RunDir: runDir, Runtime: "crun", CgroupDriver: "cgroupfs", Annotations: sandbox.AllowList{"*"},
 			Tried: []linux.Tried{linux.DebianCrun}, NoUserNamespaces: true, // vm.OCI refuses them
 			ExecStarts: runtime.NumCPU(),
 		}, linux.Services{Images: images, Logger: log})
+		if err != nil {
+			return nil, err
+		}
+		return armable(backend), nil
 	}, log)
 	os.Exit(1)
 }

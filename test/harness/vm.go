@@ -87,6 +87,19 @@ func VMOCITemplates(t testing.TB) Option {
 	}
 }
 
+// VMOCIFailPoints is like VMOCI, but the guest's tripod-guest has fail points (cmd/tripod-guest/failpoints.go).
+func VMOCIFailPoints(t testing.TB) Option {
+	t.Helper()
+	machines, guest := VMOCI(t), filepath.Join(Root(), "build", "test", "guest")
+	if _, err := os.Stat(filepath.Join(guest, "version")); err != nil {
+		t.Fatalf("the guest of OCI pods with fail points is missing (make guest): %v", err)
+	}
+	return func(d *Daemon) {
+		machines(d)
+		set(d.config, "vm.guest_dir", guest)
+	}
+}
+
 // RunVM runs a pod with one machine and waits until the machine has started. The pod is removed when the test ends.
 func (d *Daemon) RunVM(t testing.TB, spec *PodSpec) *Container {
 	t.Helper()

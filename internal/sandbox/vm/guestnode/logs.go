@@ -51,7 +51,7 @@ func (n *Node) follow(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		if err != nil {
 			return err
 		}
-		if err := log.send(call.Out); err != nil {
+		if err := passed(ctx, log.send(call.Out), fpLogSent); err != nil {
 			return err
 		}
 		if status.State == sandbox.StateExited || status.State == sandbox.StateAbsent {

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tripod-run/tripod/internal/atomicfile"
+	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/guestagent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
@@ -233,12 +234,14 @@ func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
 	case guestapi.MethodStart:
 		return 0, n.startContainer(ctx, p, c, call.Out)
 	case guestapi.MethodStop:
-		return 0, with(call, func(s guestapi.Stop) error { return n.backend.StopContainer(ctx, p, c, s.Grace) })
+		return 0, with(call, func(s guestapi.Stop) error {
+			return passed(ctx, n.backend.StopContainer(ctx, p, c, s.Grace), fpStopped)
+		})
 	case guestapi.MethodUpdate:
 		return 0, with(call, func(c guestapi.Container) error { return n.update(ctx, p, &c.Container) })
 	case guestapi.MethodStats:
 		stats, err := n.backend.ContainerStats(ctx, p, c)
-		return 0, answer(call.Out, stats, err)
+		return 0, answer(call.Out, stats, passed(ctx, err, fpMeasured))
 	case guestapi.MethodSamples:
 		figures, err := n.figures(ctx, p, c)
 		return 0, answer(call.Out, figures, err)
@@ -250,6 +253,14 @@ func (n *Node) call(ctx context.Context, call guestagent.Call) (int32, error) {
 		return 0, n.attach(ctx, p, c, r, call)
 	}
 	return 0, fmt.Errorf("method %q: %w", r.Method, errdefs.ErrNotImplemented)
+}
+
+// passed returns the error of a step, or that of the fail point after it.
+func passed(ctx context.Context, err error, point *failpoint.Point) error {
+	if err != nil {
+		return err
+	}
+	return point.Hit(ctx)
 }
 
 // with decodes the body of a call.
@@ -308,10 +319,10 @@ func (n *Node) setUp(ctx context.Context, s guestapi.Setup, received time.Time) 
 	if err := n.backend.Validate(p, nil); err != nil {
 		return err
 	}
-	if err := n.setPod(p); err != nil {
+	if err := passed(ctx, n.setPod(p), fpPodRecorded); err != nil {
 		return err
 	}
-	return n.backend.CreateSandbox(ctx, p)
+	return passed(ctx, n.backend.CreateSandbox(ctx, p), fpPodMade)
 }
 
 func (n *Node) setPod(p *sandbox.Pod) error {
@@ -326,25 +337,25 @@ func (n *Node) updatePod(ctx context.Context, p *sandbox.Pod, cpus int) error {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
 	}
 	p.Netns = netns
-	if err := n.backend.UpdateSandbox(ctx, p); err != nil {
+	if err := passed(ctx, n.backend.UpdateSandbox(ctx, p), fpPodUpdated); err != nil {
 		return err
 	}
 	return n.setPod(p)
 }
 
 func (n *Node) create(ctx context.Context, p *sandbox.Pod, c guestapi.Create, out io.Writer) error {
-	if err := errors.Join(n.images.mount(ctx, c.Images), findDevices(ctx, c)); err != nil {
+	if err := passed(ctx, errors.Join(n.images.mount(ctx, c.Images), findDevices(ctx, c)), fpImagesMounted); err != nil {
 		return err
 	}
 	if err := n.backend.Validate(p, &c.Container.Container); err != nil {
 		return err
 	}
 	loadTables(c.Container.Config.GetLinux().GetSecurityContext())
-	if err := n.setContainer(c); err != nil {
+	if err := passed(ctx, n.setContainer(c), fpContainerRecorded); err != nil {
 		return err
 	}
 	resolved, err := n.backend.CreateContainer(ctx, p, &c.Container.Container)
-	return answer(out, resolved, err)
+	return answer(out, resolved, passed(ctx, err, fpContainerMade))
 }
 
 func (n *Node) setContainer(c guestapi.Create) error {
@@ -362,7 +373,7 @@ func (n *Node) startContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 	if failed != nil && (err != nil || status.Reason != sandbox.ReasonStartError || !errdefs.IsFailedPrecondition(failed)) {
 		return failed
 	}
-	return answer(out, status, err)
+	return answer(out, status, passed(ctx, err, fpStarted))
 }
 
 // figures returns the statistics and samples of a container. The samples about file systems are left out, because the node's
@@ -391,10 +402,10 @@ func (n *Node) update(ctx context.Context, p *sandbox.Pod, c *sandbox.Container)
 	updated.Config, updated.Adjustment = proto.CloneOf(known.Config), c.Adjustment
 	updated.Config.Linux = c.Config.GetLinux()
 	n.mu.Unlock()
-	if err := n.backend.UpdateContainer(ctx, p, &updated); err != nil {
+	if err := passed(ctx, n.backend.UpdateContainer(ctx, p, &updated), fpUpdated); err != nil {
 		return err
 	}
-	return n.replaceContainer(&updated)
+	return passed(ctx, n.replaceContainer(&updated), fpUpdateRecorded)
 }
 
 // replaceContainer records that the container was updated.
@@ -414,7 +425,7 @@ func (n *Node) replaceContainer(c *sandbox.Container) error {
 }
 
 func (n *Node) remove(ctx context.Context, p *sandbox.Pod, id string) error {
-	if err := n.backend.RemoveContainer(ctx, p, &sandbox.Container{ID: id}); err != nil {
+	if err := passed(ctx, n.backend.RemoveContainer(ctx, p, &sandbox.Container{ID: id}), fpRemoved); err != nil {
 		return err
 	}
 	n.mu.Lock()
@@ -427,7 +438,7 @@ func (n *Node) remove(ctx context.Context, p *sandbox.Pod, id string) error {
 	if err := os.Remove(n.containerFile(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return nil
+	return fpForgotten.Hit(ctx)
 }
 
 // statuses returns the statuses of all containers by their IDs.
@@ -444,68 +455,6 @@ func (n *Node) statuses(ctx context.Context, p *sandbox.Pod) (map[string]sandbox
 		all[c.ID] = status
 	}
 	return all, nil
-}
-
-// watcher is a call of MethodEvents.
-type watcher struct {
-	wake chan struct{}
-	// events are those to be sent.
-	events []guestapi.Event
-}
-
-// report is the backend's sandbox.Sink.
-func (n *Node) report(e sandbox.Event) {
-	if e.ContainerID == "" {
-		return // the pod's own init process; the containers that depend on it end, too
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for w := range n.watchers {
-		w.events = append(w.events, guestapi.Event{Container: e.ContainerID, Status: e.Status})
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// watch serves MethodEvents.
-func (n *Node) watch(ctx context.Context, p *sandbox.Pod, out io.Writer) error {
-	w := &watcher{wake: make(chan struct{}, 1)}
-	n.mu.Lock()
-	n.watchers[w] = true
-	n.mu.Unlock()
-	defer func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		delete(n.watchers, w)
-	}()
-	send := json.NewEncoder(out)
-	statuses, err := n.statuses(ctx, p)
-	if err != nil {
-		return err
-	}
-	for id, status := range statuses {
-		if err := send.Encode(guestapi.Event{Container: id, Status: status}); err != nil {
-			return err
-		}
-	}
-	for {
-		n.mu.Lock()
-		events := w.events
-		w.events = nil
-		n.mu.Unlock()
-		for _, e := range events {
-			if err := send.Encode(e); err != nil {
-				return err
-			}
-		}
-		select {
-		case <-w.wake:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // sizes returns the sizes of the client's terminal.
@@ -528,7 +477,8 @@ func sizes(call guestagent.Call) <-chan sandbox.TermSize {
 }
 
 func (n *Node) exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) (int32, error) {
-	return n.backend.Exec(ctx, p, c, stdio(r, call))
+	code, err := n.backend.Exec(ctx, p, c, stdio(r, call))
+	return code, passed(ctx, err, fpExecEnded)
 }
 
 func (n *Node) attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) error {
