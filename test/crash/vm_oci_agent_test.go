@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// setUpPoints begin the names of the guest's fail points that are passed before a pod has containers.
+	// linuxSetUp and guestSetUp begin the names of the guest's fail points that are passed before a pod has containers.
 	linuxSetUp, guestSetUp = "linux.create-sandbox.", "vm-guest.set-up."
 	// guestRemoval is never passed in a guest, whose machine is killed instead.
 	guestRemoval = "linux.remove-sandbox."
@@ -28,17 +28,28 @@ const (
 	stopCode = 7
 )
 
-// agentPoints are those of the guest's fail points that `make test` visits: one of each call. `make test-all` visits all.
-var agentPoints = []string{
-	"vm-guest.create.made", "linux.create-container.bundle", "linux.start-container.created", "vm-guest.start.started", "vm-guest.log.sent",
-	"vm-guest.exec.ended", "vm-guest.stats.measured", "vm-guest.update.applied", "vm-guest.update-pod.applied", "linux.stop-container.signalled",
-	"vm-guest.events.event", "linux.remove-container.deleted", "vm-guest.remove.removed",
+// agentCalls are the calls of agentKill's script, with the beginnings of the names of the guest's fail points that it passes. A
+// fail point of the logs is passed at any time, because a bystander ticks.
+var agentCalls = []struct {
+	call   string
+	points []string
+}{
+	{"CreateContainer", []string{"vm-guest.create.", "linux.create-container."}},
+	{"StartContainer", []string{"linux.start-container.", "vm-guest.start.", "vm-guest.log."}},
+	{"ExecSync", []string{"vm-guest.exec."}},
+	{"ContainerStats", []string{"vm-guest.stats."}},
+	{"UpdateContainerResources", []string{"vm-guest.update."}},
+	{"UpdatePodSandboxResources", []string{"vm-guest.update-pod."}},
+	{"StopContainer", []string{"linux.stop-container.", "vm-guest.stop.", "vm-guest.events."}},
+	{"RemoveContainer", []string{"vm-guest.remove.", "linux.remove-container."}},
 }
 
 // TestN1VMOCIAgentKilledAtEveryFailPoint kills tripod-guest in a machine with SIGKILL at each fail point of the calls about a
 // container, and lets tripod-init start it again. A call that fails says so with a clear error, and succeeds when it is
 // repeated. The container's program starts only once, its log and its exit code are right, and nothing of it is left in the
 // guest or on the node. Another container of the pod ticks, and no tick may be missing or doubled in its log.
+//
+// A round visits one fail point of each call. `make test` has two rounds, `make test-all` as many as the call with the most.
 func TestN1VMOCIAgentKilledAtEveryFailPoint(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCIFailPoints(t))
 	pod := d.RunPodWith(t, harness.PodConfig(t, "bystander"), harness.OCIHandler)
@@ -47,35 +58,60 @@ func TestN1VMOCIAgentKilledAtEveryFailPoint(t *testing.T) {
 	bystander := pod.Run(config)
 	bystander.WaitLog("tick 1")
 	a := &agentKill{d: d, pod: pod, bystander: bystander}
-	if err := a.script(t); err != nil {
+	if err := a.script(t, nil); err != nil {
 		t.Fatalf("the script without a kill: %v", err)
 	}
-	a.before = resources(d)
-	names := strings.Fields(bystander.Must("tripod-failpoint", "names"))
-	for _, prefix := range []string{linuxSetUp, guestSetUp, guestRemoval} {
-		names = without(names, prefix)
-	}
-	for _, name := range agentPoints {
-		if !slices.Contains(names, name) {
-			t.Errorf("%s is not a fail point of the guest", name)
-		}
-	}
+	before := resources(d)
+	rounds := roundsOf(t, strings.Fields(bystander.Must("tripod-failpoint", "names")))
 	if os.Getenv("TRIPOD_TEST_FULL") == "" {
-		names = agentPoints
-	} else if len(names) < 20 {
-		t.Errorf("fail points found: got %d, want at least 20", len(names))
+		rounds = rounds[:2]
 	}
-	for _, point := range names {
-		t.Run(point, func(t *testing.T) {
-			a.at(t, point)
-			if err := errors.Join(recordIsTrue(d), stillTicking(bystander)); err != nil {
+	for i, points := range rounds {
+		t.Run(fmt.Sprint("round", i+1), func(t *testing.T) {
+			err := errors.Join(a.script(t, points), recordIsTrue(d), stillTicking(bystander))
+			if err != nil {
 				t.Error(err)
 			}
 			if got := readStarts(t, starts); got != 1 {
 				t.Errorf("starts of the bystander: got %d, want 1", got)
 			}
+			harness.Eventually(t, 10*time.Second, func() error { return before.Leaks(resources(d)) })
 		})
 	}
+}
+
+// roundsOf returns the fail points for the calls of each round, by the names of the calls.
+func roundsOf(t *testing.T, names []string) (rounds []map[string]string) {
+	t.Helper()
+	names = slices.DeleteFunc(names, func(name string) bool { // the store of a node's images is linked in, but not used
+		return !strings.HasPrefix(name, "linux.") && !strings.HasPrefix(name, "vm-guest.")
+	})
+	for _, prefix := range []string{linuxSetUp, guestSetUp, guestRemoval} {
+		names = without(names, prefix)
+	}
+	for _, c := range agentCalls {
+		i := 0
+		for _, prefix := range c.points {
+			for _, name := range names {
+				if !strings.HasPrefix(name, prefix) {
+					continue
+				}
+				if i == len(rounds) {
+					rounds = append(rounds, map[string]string{})
+				}
+				rounds[i][c.call] = name
+				i++
+			}
+			names = without(names, prefix)
+		}
+		if i == 0 {
+			t.Errorf("%s passes no fail point of the guest", c.call)
+		}
+	}
+	if len(names) > 0 || len(rounds) < 2 {
+		t.Fatalf("fail points of the guest that no call passes: %q; rounds: got %d, want at least 2", names, len(rounds))
+	}
+	return rounds
 }
 
 // agentKill is a machine with a bystander, in which tripod-guest is killed.
@@ -83,22 +119,8 @@ type agentKill struct {
 	d         *harness.Daemon
 	pod       *harness.Pod
 	bystander *harness.Container
-	before    harness.Resources
+	runs      int    // of the script
 	pid       string // of tripod-guest before the kill
-}
-
-// at runs the script with tripod-guest killed at a fail point.
-func (a *agentKill) at(t *testing.T, point string) {
-	t.Helper()
-	a.pid = a.guest("pid")
-	a.guest("arm", point, "kill") // a fail point of each log's copy kills before the answer
-	if err := a.script(t); err != nil {
-		t.Error(err)
-	}
-	if err := a.restarted(); err != nil {
-		t.Errorf("the fail point was not passed: %v", err)
-	}
-	harness.Eventually(t, 10*time.Second, func() error { return a.before.Leaks(resources(a.d)) })
 }
 
 // guest gives tripod-guest an order of its build for tests, and returns the answer, or "" if there is none.
@@ -122,33 +144,42 @@ func (a *agentKill) restarted() error {
 	})
 }
 
-// repeat makes a call, and once more if tripod-guest was killed in it.
-func (a *agentKill) repeat(t *testing.T, what string, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+// visit makes a call with tripod-guest killed at a fail point, unless that is "". It repeats the call if it has failed.
+func (a *agentKill) visit(t *testing.T, what, point string, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
+	if point != "" {
+		a.pid = a.guest("pid")
+		a.guest("arm", point, "kill") // a fail point of the logs kills before the answer
+	}
 	began := time.Now()
-	err := call(ctx)
-	if err == nil {
+	failed := call(ctx)
+	t.Logf("%s with a kill at %q: error %v after %.1f s", what, point, failed, time.Since(began).Seconds())
+	if code := status.Code(failed); failed != nil && (point == "" || code != codes.Unavailable) {
+		return fmt.Errorf("%s with a kill at %q: got error %w, want none or one with the code Unavailable", what, point, failed)
+	}
+	if point == "" {
 		return nil
 	}
-	t.Logf("%s failed after %.1f s: %v", what, time.Since(began).Seconds(), err)
-	if code := status.Code(err); code != codes.Unavailable {
-		return fmt.Errorf("%s: got error %w, want code Unavailable", what, err)
-	}
 	if err := a.restarted(); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+		return fmt.Errorf("%s with a kill at %q: %w", what, point, err)
+	}
+	if failed == nil {
+		return nil
 	}
 	if err := call(ctx); err != nil {
-		return fmt.Errorf("%s, repeated: %w", what, err)
+		return fmt.Errorf("%s, repeated after a kill at %q: %w", what, point, err)
 	}
 	return nil
 }
 
-// script makes each call about a container once, in order, and repeats those that fail.
-func (a *agentKill) script(t *testing.T) error {
+// script makes each call about a container once, in order, with tripod-guest killed at the call's fail point.
+func (a *agentKill) script(t *testing.T, points map[string]string) error {
 	cri := a.d.CRI()
+	a.runs++
 	config := harness.ContainerConfig("victim", harness.Busybox,
 		harness.Shell("echo start >>/data/starts; trap 'echo end; exit 7' TERM; echo begin; while :; do sleep 0.1; done"))
+	config.LogPath = fmt.Sprintf("victim-%d.log", a.runs)
 	starts := startsOf(t, config)
 	victim := &harness.Container{Config: config, Pod: a.pod}
 	steps := []struct {
@@ -190,7 +221,7 @@ func (a *agentKill) script(t *testing.T) error {
 	}
 	var errs []error
 	for _, s := range steps {
-		if err := a.repeat(t, s.name, s.call); err != nil {
+		if err := a.visit(t, s.name, points[s.name], s.call); err != nil {
 			errs = append(errs, err)
 			break
 		}
@@ -201,7 +232,7 @@ func (a *agentKill) script(t *testing.T) error {
 	if len(errs) == 0 {
 		errs = append(errs, ended(t, victim, starts))
 	}
-	errs = append(errs, a.repeat(t, "RemoveContainer", func(ctx context.Context) error {
+	errs = append(errs, a.visit(t, "RemoveContainer", points["RemoveContainer"], func(ctx context.Context) error {
 		_, err := cri.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: victim.ID})
 		return err
 	}))

@@ -201,6 +201,7 @@ func (o *OCI) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	if _, err := o.running(p.ID); err != nil {
 		return err
 	}
+	before, _ := h.Snapshot()
 	l := o.newLife(p, c, true)
 	if err := l.log.open(); err != nil {
 		return err
@@ -212,7 +213,7 @@ func (o *OCI) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	err = fpOCIIntent.Hit(ctx)
 	var began sandbox.Status
 	if err == nil {
-		err = o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStart, Container: c.ID}, nil, &began)
+		began, err = o.startInGuest(ctx, p.ID, c.ID, before.Phase == ledger.Created)
 	}
 	if err != nil {
 		return o.failStart(ctx, h, l, err)
@@ -274,29 +275,6 @@ func (l *ociLife) claim(report sandbox.Status) bool {
 	l.claimed = true
 	close(l.ending)
 	return true
-}
-
-// failStart records a failed start. If the caller went away, the container returns to Created. A start that failed on the
-// way to the guest or back may have succeeded there, so failStart undoes it.
-func (o *OCI) failStart(ctx context.Context, h *ociHandle, l *ociLife, cause error) error {
-	if ctx.Err() != nil || errdefs.IsUnavailable(cause) {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), guestTime)
-		defer cancel()
-		if err := o.call(undo, h.PodID, guestapi.Request{Method: guestapi.MethodStop, Container: h.ID}, guestapi.Stop{}, nil); err != nil {
-			o.log.Warn("cannot undo the start of a container", "container", h.ID, "err", err)
-		}
-	}
-	l.started(true)
-	l.log.close()
-	h.End(l, func(s *ociState) {
-		if ctx.Err() != nil {
-			s.Record = ledger.Record{ID: s.ID, Phase: ledger.Created}
-			return
-		}
-		s.FailStart(cause)
-	})
-	close(l.ended)
-	return cause
 }
 
 // guestReports handles the guest's report about a container.
@@ -497,10 +475,8 @@ func (o *OCI) askStatuses(ctx context.Context, k sandbox.Known) map[string]sandb
 		if s, l := h.Snapshot(); l != nil || s.Phase != ledger.Started {
 			continue
 		}
-		asking, cancel := context.WithTimeout(ctx, guestTime)
-		defer cancel()
-		var says map[string]sandbox.Status
-		if err := o.call(asking, k.Pod.ID, guestapi.Request{Method: guestapi.MethodStatuses}, nil, &says); err != nil {
+		says, err := o.statuses(ctx, k.Pod.ID)
+		if err != nil {
 			o.log.Warn("a guest does not say how its containers are; they count as running", "pod", k.Pod.ID, "err", err)
 			return nil
 		}

@@ -222,10 +222,8 @@ func (o *OCI) settle(ctx context.Context, p *sandbox.Pod) error {
 			runs[h] = l
 		}
 	}
-	asking, cancel := context.WithTimeout(ctx, guestTime)
-	defer cancel()
-	var says map[string]sandbox.Status
-	if err := o.call(asking, p.ID, guestapi.Request{Method: guestapi.MethodStatuses}, nil, &says); err != nil {
+	says, err := o.statuses(ctx, p.ID)
+	if err != nil {
 		return err
 	}
 	for h, l := range runs {
