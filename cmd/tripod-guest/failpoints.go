@@ -7,10 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -24,13 +26,27 @@ const armAnnotation = "test/failpoints"
 // armedFile says that the pod's annotation has armed its fail points. It outlives this program.
 const armedFile = "/run/tripod/armed"
 
+// startsFile has the number of this program's starts in this guest.
+const startsFile = "/run/tripod/starts"
+
 // armable lets a test arm fail points by an exec in any container, whose command is:
 //
 //	tripod-failpoint names              prints the names of the fail points
 //	tripod-failpoint pid                prints the PID of this program
+//	tripod-failpoint starts             prints how often this program was started in this guest
 //	tripod-failpoint arm NAME ACTION    arms a fail point
 //	tripod-failpoint left ID            prints what the guest has of a container, or "none"
-func armable(b guestnode.Backend) guestnode.Backend { return armableBackend{b} }
+func armable(b guestnode.Backend) guestnode.Backend {
+	_ = os.WriteFile(startsFile, []byte(strconv.Itoa(starts()+1)), 0o600)
+	return armableBackend{b}
+}
+
+// starts returns the number in startsFile.
+func starts() int {
+	data, _ := os.ReadFile(startsFile)
+	n, _ := strconv.Atoi(string(data))
+	return n
+}
 
 type armableBackend struct{ guestnode.Backend }
 
@@ -48,10 +64,33 @@ func (b armableBackend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	return b.Backend.Validate(p, c)
 }
 
+// The fail points of exec are here, so that the exec that arms them does not pass them.
+var (
+	fpOutput = failpoint.New("vm-guest.exec.output")
+	fpEnded  = failpoint.New("vm-guest.exec.ended")
+)
+
+// passingWriter passes a fail point before each write.
+type passingWriter struct {
+	ctx context.Context
+	io.Writer
+}
+
+func (w passingWriter) Write(p []byte) (int, error) {
+	if err := fpOutput.Hit(w.ctx); err != nil {
+		return 0, err
+	}
+	return w.Writer.Write(p)
+}
+
 // Exec implements sandbox.Execer.
 func (b armableBackend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	if len(req.Cmd) < 2 || req.Cmd[0] != "tripod-failpoint" {
-		return b.Backend.Exec(ctx, p, c, req)
+		if req.Stdout != nil {
+			req.Stdout = passingWriter{ctx, req.Stdout}
+		}
+		code, err := b.Backend.Exec(ctx, p, c, req)
+		return code, errors.Join(err, fpEnded.Hit(ctx))
 	}
 	switch {
 	case req.Cmd[1] == "names":
@@ -60,13 +99,16 @@ func (b armableBackend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	case req.Cmd[1] == "pid":
 		_, err := fmt.Fprint(req.Stdout, os.Getpid())
 		return 0, err
+	case req.Cmd[1] == "starts":
+		_, err := fmt.Fprint(req.Stdout, starts())
+		return 0, err
 	case req.Cmd[1] == "arm" && len(req.Cmd) == 4:
 		return 0, failpoint.Arm(req.Cmd[2], req.Cmd[3])
 	case req.Cmd[1] == "left" && len(req.Cmd) == 3:
 		_, err := fmt.Fprint(req.Stdout, cmp.Or(strings.Join(leftOf(req.Cmd[2]), "\n"), "none"))
 		return 0, err
 	}
-	return 0, errors.New("tripod-failpoint: names, pid, arm NAME ACTION or left ID")
+	return 0, errors.New("tripod-failpoint: names, pid, starts, arm NAME ACTION or left ID")
 }
 
 // leftOf returns the files, cgroups, mounts and processes whose names contain a container's ID.

@@ -28,6 +28,11 @@ const (
 	stopCode = 7
 )
 
+// setUpPoints are those of the guest's fail points that are passed before a pod has containers. `make test` visits the first.
+var setUpPoints = []string{
+	guestSetUp + "recorded", guestSetUp + "made", linuxSetUp + "dir", linuxSetUp + "namespaces", linuxSetUp + "cgroup", linuxSetUp + "pause",
+}
+
 // agentCalls are the calls of agentKill's script, with the beginnings of the names of the guest's fail points that it passes. A
 // fail point of the logs is passed at any time, because a bystander ticks.
 var agentCalls = []struct {
@@ -35,7 +40,7 @@ var agentCalls = []struct {
 	points []string
 }{
 	{"CreateContainer", []string{"vm-guest.create.", "linux.create-container."}},
-	{"StartContainer", []string{"linux.start-container.", "vm-guest.start.", "vm-guest.log."}},
+	{"StartContainer", []string{"vm-guest.start.", "linux.start-container.", "vm-guest.log."}},
 	{"ExecSync", []string{"vm-guest.exec."}},
 	{"ContainerStats", []string{"vm-guest.stats."}},
 	{"UpdateContainerResources", []string{"vm-guest.update."}},
@@ -77,6 +82,40 @@ func TestN1VMOCIAgentKilledAtEveryFailPoint(t *testing.T) {
 			}
 			harness.Eventually(t, 10*time.Second, func() error { return before.Leaks(resources(d)) })
 		})
+	}
+	points := setUpPoints
+	if os.Getenv("TRIPOD_TEST_FULL") == "" {
+		points = points[:1]
+	}
+	for _, point := range points {
+		t.Run(point, func(t *testing.T) {
+			killedInSetUp(t, d, point)
+			if err := errors.Join(recordIsTrue(d), stillTicking(bystander)); err != nil {
+				t.Error(err)
+			}
+			removeVictims(t, d, pod.ID)
+			harness.Eventually(t, 10*time.Second, func() error { return before.Leaks(resources(d)) })
+		})
+	}
+}
+
+// killedInSetUp runs a pod whose guest has tripod-guest killed while it prepares the guest for the pod. The pod and a container
+// in it must run nevertheless, because the next tripod-guest can complete the pod.
+func killedInSetUp(t *testing.T, d *harness.Daemon, point string) {
+	t.Helper()
+	config := harness.PodConfig(t, "victim", harness.Namespaces(func(n *runtimeapi.NamespaceOption) { n.Pid = runtimeapi.NamespaceMode_POD }))
+	config.Annotations = map[string]string{"test/failpoints": point + "=kill"}
+	pod := d.RunPodWith(t, config, harness.OCIHandler)
+	container := harness.ContainerConfig("c", harness.Busybox, harness.Shell("echo begin; exit 5"))
+	container.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
+	sleeper := pod.Run(harness.ContainerConfig("sleeper", harness.Busybox, harness.Sleep()))
+	if got := sleeper.Must("tripod-failpoint", "starts"); got == "1" {
+		t.Errorf("starts of tripod-guest: got %s; the fail point was not passed", got)
+	}
+	c := pod.Run(container)
+	c.WaitExit(5)
+	if got := harness.Text(c.Logs(), ""); got != "begin\n" {
+		t.Errorf("log: got %q, want one line", got)
 	}
 }
 
@@ -196,7 +235,7 @@ func (a *agentKill) script(t *testing.T, points map[string]string) error {
 			return err
 		}},
 		{"ExecSync", func(ctx context.Context) error {
-			resp, err := cri.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: victim.ID, Cmd: []string{"sh", "-c", "cat /data/starts; exit 3"}, Timeout: 20})
+			resp, err := cri.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: victim.ID, Cmd: []string{"sh", "-c", "cat /data/starts; sleep 1; exit 3"}, Timeout: 20})
 			if err == nil && (resp.ExitCode != 3 || string(resp.Stdout) != "start\n") {
 				err = fmt.Errorf("got exit code %d and output %q, want 3 and the line of the start", resp.ExitCode, resp.Stdout)
 			}

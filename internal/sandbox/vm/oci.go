@@ -329,7 +329,12 @@ func (o *OCI) startMachine(ctx context.Context, p, mp *sandbox.Pod, mc *sandbox.
 	if err := fpOCIBooted.Hit(ctx); err != nil {
 		return err
 	}
-	if err := o.setUp(ctx, p); err != nil {
+	err = o.setUp(ctx, p)
+	if errors.Is(err, agent.ErrRestarted) {
+		_, _ = o.awaitRestart(ctx, p.ID) // a guest without a pod has no statuses
+		err = o.setUp(ctx, p)
+	}
+	if err != nil {
 		return fmt.Errorf("prepare the guest: %w", err)
 	}
 	if err := o.awaitGrowth(ctx, p.ID); err != nil {

@@ -13,7 +13,7 @@ import (
 
 // restartTime is how long it takes at most until tripod-guest serves again after it has ended: tripod-init's longest pause, and
 // the recovery of the containers in an emulated machine.
-const restartTime = 15 * time.Second
+const restartTime = 30 * time.Second
 
 // startTries is how often a container is started if tripod-guest ends in each start.
 const startTries = 3
@@ -29,8 +29,7 @@ func (o *OCI) startInGuest(ctx context.Context, pod, id string, first bool) (beg
 			return began, err
 		}
 		o.log.Warn("a guest has not answered whether a container was started; asking it", "container", id, "err", err)
-		o.awaitRestart(ctx, pod)
-		says, asked := o.statuses(ctx, pod)
+		says, asked := o.awaitRestart(ctx, pod)
 		if asked != nil {
 			return began, err
 		}
@@ -44,12 +43,21 @@ func (o *OCI) startInGuest(ctx context.Context, pod, id string, first bool) (beg
 	return began, err
 }
 
-// awaitRestart waits until the guest of a pod answers, or for restartTime.
-func (o *OCI) awaitRestart(ctx context.Context, pod string) {
+// awaitRestart asks the guest for the statuses of its containers until it answers, or for restartTime.
+func (o *OCI) awaitRestart(ctx context.Context, pod string) (map[string]sandbox.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, restartTime)
 	defer cancel()
-	if a, err := o.guestOf(pod); err == nil {
-		_ = a.Wait(ctx) // the next call says why it does not
+	for {
+		var says map[string]sandbox.Status
+		err := o.call(ctx, pod, guestapi.Request{Method: guestapi.MethodStatuses}, nil, &says)
+		if !errdefs.IsUnavailable(err) {
+			return says, err
+		}
+		select {
+		case <-time.After(rewatchMin):
+		case <-ctx.Done():
+			return nil, err
+		}
 	}
 }
 
@@ -65,10 +73,13 @@ func (o *OCI) statuses(ctx context.Context, pod string) (says map[string]sandbox
 // way to the guest or back may have succeeded there, so failStart undoes it.
 func (o *OCI) failStart(ctx context.Context, h *ociHandle, l *ociLife, cause error) error {
 	if ctx.Err() != nil || errdefs.IsUnavailable(cause) {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), restartTime+guestTime)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), restartTime)
 		defer cancel()
-		o.awaitRestart(undo, h.PodID)
-		if err := o.call(undo, h.PodID, guestapi.Request{Method: guestapi.MethodStop, Container: h.ID}, guestapi.Stop{}, nil); err != nil {
+		_, err := o.awaitRestart(undo, h.PodID)
+		if err == nil {
+			err = o.call(undo, h.PodID, guestapi.Request{Method: guestapi.MethodStop, Container: h.ID}, guestapi.Stop{}, nil)
+		}
+		if err != nil {
 			o.log.Warn("cannot undo the start of a container", "container", h.ID, "err", err)
 		}
 	}

@@ -16,7 +16,6 @@ var (
 	fpPodUpdated        = failpoint.New("vm-guest.update-pod.applied")
 	fpRemoved           = failpoint.New("vm-guest.remove.removed")
 	fpForgotten         = failpoint.New("vm-guest.remove.forgotten")
-	fpExecEnded         = failpoint.New("vm-guest.exec.ended")
 	fpMeasured          = failpoint.New("vm-guest.stats.measured")
 	fpLogSent           = failpoint.New("vm-guest.log.sent")
 	fpEvent             = failpoint.New("vm-guest.events.event")

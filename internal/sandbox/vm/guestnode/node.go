@@ -477,8 +477,7 @@ func sizes(call guestagent.Call) <-chan sandbox.TermSize {
 }
 
 func (n *Node) exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) (int32, error) {
-	code, err := n.backend.Exec(ctx, p, c, stdio(r, call))
-	return code, passed(ctx, err, fpExecEnded)
+	return n.backend.Exec(ctx, p, c, stdio(r, call))
 }
 
 func (n *Node) attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) error {

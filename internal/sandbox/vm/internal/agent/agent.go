@@ -24,6 +24,9 @@ const (
 	sessionPause = 20 * time.Millisecond
 )
 
+// ErrRestarted ends the calls in progress when the guest's agent has restarted.
+var ErrRestarted = fmt.Errorf("the guest's agent has restarted: %w", errdefs.ErrUnavailable)
+
 // Agent connects to the agent in one machine's guest. The guest may have no agent. An Agent's methods are safe for
 // concurrent use.
 type Agent struct {
@@ -160,7 +163,7 @@ func (a *Agent) serve(ctx context.Context, conn io.ReadWriter) error {
 		}
 		switch {
 		case f.Kind == wire.KindReady && f.Session == 0:
-			l.end(fmt.Errorf("the guest's agent has restarted: %w", errdefs.ErrUnavailable))
+			l.end(ErrRestarted)
 			err = l.newSession(ctx)
 		case f.Session != l.mux.Session():
 			// a frame of an earlier session
