@@ -58,7 +58,8 @@ var agentCalls = []struct {
 func TestN1VMOCIAgentKilledAtEveryFailPoint(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCIFailPoints(t))
 	pod := d.RunPodWith(t, harness.PodConfig(t, "bystander"), harness.OCIHandler)
-	config := harness.ContainerConfig("c", harness.Busybox, harness.Shell("echo start >>/data/starts; i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done"))
+	config := harness.ContainerConfig("c", harness.Busybox,
+		harness.Shell("echo start >>/data/starts; i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done"))
 	starts := startsOf(t, config)
 	bystander := pod.Run(config)
 	bystander.WaitLog("tick 1")
@@ -226,7 +227,9 @@ func (a *agentKill) script(t *testing.T, points map[string]string) error {
 		call func(context.Context) error
 	}{
 		{"CreateContainer", func(ctx context.Context) error {
-			resp, err := cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: a.pod.ID, Config: config, SandboxConfig: a.pod.Config})
+			resp, err := cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+				PodSandboxId: a.pod.ID, Config: config, SandboxConfig: a.pod.Config,
+			})
 			victim.ID = resp.GetContainerId()
 			return err
 		}},
@@ -235,7 +238,9 @@ func (a *agentKill) script(t *testing.T, points map[string]string) error {
 			return err
 		}},
 		{"ExecSync", func(ctx context.Context) error {
-			resp, err := cri.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: victim.ID, Cmd: []string{"sh", "-c", "cat /data/starts; sleep 1; exit 3"}, Timeout: 20})
+			resp, err := cri.ExecSync(ctx, &runtimeapi.ExecSyncRequest{
+				ContainerId: victim.ID, Cmd: []string{"sh", "-c", "cat /data/starts; sleep 1; exit 3"}, Timeout: 20,
+			})
 			if err == nil && (resp.ExitCode != 3 || string(resp.Stdout) != "start\n") {
 				err = fmt.Errorf("got exit code %d and output %q, want 3 and the line of the start", resp.ExitCode, resp.Stdout)
 			}
@@ -246,11 +251,15 @@ func (a *agentKill) script(t *testing.T, points map[string]string) error {
 			return err
 		}},
 		{"UpdateContainerResources", func(ctx context.Context) error {
-			_, err := cri.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: victim.ID, Linux: &runtimeapi.LinuxContainerResources{CpuShares: 512}})
+			_, err := cri.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{
+				ContainerId: victim.ID, Linux: &runtimeapi.LinuxContainerResources{CpuShares: 512},
+			})
 			return err
 		}},
 		{"UpdatePodSandboxResources", func(ctx context.Context) error {
-			_, err := cri.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: a.pod.ID, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 768}})
+			_, err := cri.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
+				PodSandboxId: a.pod.ID, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 768},
+			})
 			return err
 		}},
 		{"StopContainer", func(ctx context.Context) error {
@@ -288,7 +297,8 @@ func (a *agentKill) script(t *testing.T, points map[string]string) error {
 func ended(t *testing.T, victim *harness.Container, starts string) error {
 	var errs []error
 	if s := victim.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.ExitCode != stopCode {
-		errs = append(errs, fmt.Errorf("the stopped victim: got %s with exit code %d (%s: %s), want exited with %d", s.State, s.ExitCode, s.Reason, s.Message, stopCode))
+		errs = append(errs, fmt.Errorf("the stopped victim: got %s with exit code %d (%s: %s), want exited with %d",
+			s.State, s.ExitCode, s.Reason, s.Message, stopCode))
 	}
 	if got := readStarts(t, starts); got != 1 {
 		errs = append(errs, fmt.Errorf("starts of the victim: got %d, want 1", got))

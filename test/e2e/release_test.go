@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestReleaseHasNoTestMachinery: the released program contains no fail point and refuses the fake backend.
+// TestReleaseHasNoTestMachinery: the released programs contain no fail point, and the daemon refuses the fake backend.
 func TestReleaseHasNoTestMachinery(t *testing.T) {
 	tripod, err := harness.Binary()
 	if err != nil {
@@ -27,6 +28,15 @@ func TestReleaseHasNoTestMachinery(t *testing.T) {
 	for _, name := range points {
 		if bytes.Contains(program, []byte(name)) {
 			t.Errorf("the release contains the name of the fail point %s", name)
+		}
+	}
+	guest, err := os.ReadFile(filepath.Join(harness.Root(), "build", "bin", "tripod-guest"))
+	if err != nil {
+		t.Fatalf("the program in the guest of OCI pods is missing (make build): %v", err)
+	}
+	for _, name := range append(points, "vm-guest.", "tripod-failpoint") {
+		if bytes.Contains(guest, []byte(name)) {
+			t.Errorf("the released tripod-guest contains %s", name)
 		}
 	}
 	d := harness.NewDaemon(t, harness.Set("backends.fake", true))
