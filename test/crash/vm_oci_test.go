@@ -25,6 +25,7 @@ func TestN1VMOCIKilledAtEveryFailPoint(t *testing.T) {
 	bystander.WaitLog("tick 1")
 	victim := func() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 		container := harness.ContainerConfig("c", harness.Busybox, harness.Sleep())
+		container.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 300 << 20, CpuQuota: 200_000, CpuPeriod: 100_000} // its machine grows
 		container.Mounts = []*runtimeapi.Mount{{ContainerPath: "/data", HostPath: filepath.Join(t.TempDir(), "data")}}
 		return harness.PodConfig(t, "victim"), container
 	}

@@ -11,12 +11,16 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
+
+// fpOCIResized is between the node's limits and the guest's.
+var fpOCIResized = failpoint.New("vm-oci.resize.machine")
 
 const (
 	// guestBoot is the memory in bytes with which machines boot, unless they have less. They grow to their size at once. So
@@ -212,7 +216,13 @@ func (o *OCI) resize(ctx context.Context, pod *ociPod, p *sandbox.Pod, size ociS
 	if res := inner.Config.GetLinux().GetResources(); kept != nil && res != nil {
 		res.MemoryLimitInBytes, res.MemorySwapLimitInBytes = 0, 0 // the guest leaves its limits unchanged, too
 	}
+	if err := fpOCIResized.Hit(ctx); err != nil {
+		return err
+	}
 	if err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodUpdatePod}, guestapi.Pod{Pod: *inner, CPUs: cpus}, nil); err != nil {
+		return err
+	}
+	if err := o.haveCPUs(p.ID, cpus); err != nil {
 		return err
 	}
 	if kept == nil {
@@ -239,8 +249,8 @@ func (o *OCI) updateMachine(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Co
 	return nil, err
 }
 
-// addCPUs adds the CPUs that a machine of this size has beyond those that it has, and returns how many the guest has to have
-// online: 0 means that they have not changed.
+// addCPUs adds the CPUs that a machine of this size has beyond those that it has, and returns how many the guest has to put
+// online: 0 means that they have not changed. It does nothing to those that an interrupted call has added.
 func (o *OCI) addCPUs(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Container, size ociSize) (int, error) {
 	h, err := o.machines.ledger.Get(mp.ID, mc.ID)
 	if err != nil {
@@ -262,7 +272,19 @@ func (o *OCI) addCPUs(ctx context.Context, mp *sandbox.Pod, mc *sandbox.Containe
 	case err != nil:
 		return 0, err
 	}
-	return cpus, h.Set(func(s *state) { s.CPUs = cpus })
+	return cpus, nil
+}
+
+// haveCPUs records that a machine's guest has put so many CPUs online.
+func (o *OCI) haveCPUs(id string, cpus int) error {
+	if cpus == 0 {
+		return nil
+	}
+	h, err := o.machines.ledger.Get(id, id)
+	if err != nil {
+		return err
+	}
+	return h.Set(func(s *state) { s.CPUs = cpus })
 }
 
 // awaitGrowth waits until a machine that has just booted has all its memory.
