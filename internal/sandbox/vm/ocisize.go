@@ -26,8 +26,10 @@ const (
 	// guestBoot is the memory in bytes with which machines boot, unless they have less. They grow to their size at once. So
 	// machines of all sizes continue from the same templates.
 	guestBoot = guestOverhead + 64<<20
-	// maxGrowth is the most memory in bytes to which a machine can grow. Some models of processors have addresses of 40 bits.
-	maxGrowth = 512 << 30
+	// maxGrowth is the most memory in bytes to which a machine can grow, because QEMU needs 0.1 MiB for each GiB of that.
+	// Machines with more than half of it can grow to hugeGrowth: some models of processors have addresses of 40 bits.
+	maxGrowth  = 64 << 30
+	hugeGrowth = 512 << 30
 	// maxGrowthCPUs is the most CPUs that a machine can get while it runs. A guest's kernel needs 0.3 MB for each one that can
 	// come.
 	maxGrowthCPUs = 32
@@ -38,6 +40,9 @@ const (
 // growth returns how far a machine with this memory in bytes and these CPUs can grow on this node, or nil if it cannot.
 func growth(memory uint64, cpus int) *machine.Growth {
 	most := min(nodeMemory(), maxGrowth)
+	if memory > maxGrowth/2 {
+		most = min(nodeMemory(), hugeGrowth)
+	}
 	if most <= memory {
 		return nil
 	}

@@ -82,7 +82,7 @@ func checkMost(memory uint64, d machine.Definition) error {
 	case memory <= most:
 		return nil
 	case d.Growth != nil:
-		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "%d is more than the %d bytes that the node has for a machine", memory, most)
+		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "%d is more than the %d bytes to which the machine can grow", memory, most)
 	}
 	return fields.Unsupported("linux.resources.memory_limit_in_bytes",
 		"%d is more than the %d bytes that the guest was started with; a machine gets more memory only when it starts", memory, most)
