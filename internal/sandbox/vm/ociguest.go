@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
@@ -214,7 +215,8 @@ func (o *OCI) machineGone(p *sandbox.Pod) {
 }
 
 // settle ends the runs of containers that the guest does not run and has not run: the order to start them did not reach it,
-// or it has lost them.
+// or it has lost them. It also stops containers that have ended as far as the record says: a guest that did not answer has
+// started them.
 func (o *OCI) settle(ctx context.Context, p *sandbox.Pod) error {
 	runs := map[*ociHandle]*ociLife{} // before the guest is asked, because a start can complete meanwhile
 	for _, h := range o.ledger.All() {
@@ -229,6 +231,18 @@ func (o *OCI) settle(ctx context.Context, p *sandbox.Pod) error {
 	for h, l := range runs {
 		if state := says[h.ID].State; state == sandbox.StateAbsent || state == sandbox.StateCreated {
 			o.end(h, l, sandbox.Status{ExitCode: sandbox.ExitUnknown, Reason: sandbox.ReasonUnknown, Message: "the guest does not run the container"})
+		}
+	}
+	for id, said := range says {
+		h := o.ledger.Loaded(id)
+		if h == nil || h.PodID != p.ID || said.State != sandbox.StateRunning {
+			continue
+		}
+		if s, l := h.Snapshot(); l == nil && s.Phase == ledger.Exited {
+			o.log.Warn("stopping a container that a guest runs, whose start has failed", "pod", p.ID, "container", id)
+			if err := o.call(ctx, p.ID, guestapi.Request{Method: guestapi.MethodStop, Container: id}, guestapi.Stop{}, nil); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package vm
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
@@ -39,6 +42,34 @@ func TestCallsAreBounded(t *testing.T) {
 			t.Errorf("settle with a silent guest: got error %v after %s, want one after %s", err, took, guestTime)
 		}
 	})
+}
+
+// TestSettleStopsStrays: a container that runs in the guest although its start has failed, because the guest did not answer in
+// time, is stopped. Others are not.
+func TestSettleStopsStrays(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(r *ociRig)
+		stops  int
+	}{
+		"failed":      {func(r *ociRig) { r.handle.End(r.life, func(s *ociState) { s.FailStart(errdefs.ErrUnavailable) }) }, 1},
+		"running":     {func(*ociRig) {}, 0},
+		"start again": {func(r *ociRig) { r.handle.End(r.life, func(s *ociState) { s.Phase = ledger.Created }) }, 0},
+	} {
+		guest := &fakeGuest{answer: func(_ context.Context, r guestapi.Request, _, out io.ReadWriter) error {
+			if r.Method != guestapi.MethodStatuses {
+				return nil
+			}
+			return json.NewEncoder(out).Encode(map[string]sandbox.Status{"c": {State: sandbox.StateRunning}})
+		}}
+		r := newOCIRig(t, guest)
+		c.change(r)
+		if err := r.settle(t.Context(), r.pod); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if stops := guest.called(guestapi.MethodStop); stops != c.stops {
+			t.Errorf("%s: the guest was asked to stop %d containers, want %d", name, stops, c.stops)
+		}
+	}
 }
 
 // TestGuestFiles: the error says which of the guest's files is missing.
