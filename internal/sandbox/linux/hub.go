@@ -101,12 +101,20 @@ func (h *hub) remove(c *stream.OutputQueue) {
 }
 
 // read receives all of conmon's output until the container ends or the hub has disconnected.
+//
+// If conmon ends before it has read all packets of the hub, the kernel reports a reset, once, before the output that is still to be
+// read.
 func (h *hub) read() {
 	buf := make([]byte, attachPacket)
 	var err error
-	for {
+	for reset := false; ; {
 		var n int
-		if n, err = h.conn.Read(buf); err != nil {
+		n, err = h.conn.Read(buf)
+		if errors.Is(err, unix.ECONNRESET) && !reset {
+			reset = true
+			continue
+		}
+		if err != nil {
 			break
 		}
 		if n > 1 && !h.fanOut(buf[0], buf[1:n]) {
