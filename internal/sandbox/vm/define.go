@@ -106,12 +106,8 @@ func (b *Backend) cpus(o annotations.Options, res *runtimeapi.LinuxContainerReso
 	if o.VCPUsSet {
 		return o.VCPUs
 	}
-	quota, period := res.GetCpuQuota(), res.GetCpuPeriod()
-	if period <= 0 {
-		period = 100_000
-	}
-	if quota > 0 {
-		return int((quota + period - 1) / period)
+	if quota := quotaOf(res); quota > 0 {
+		return cpusOf(quota)
 	}
 	const cpu = 1024 // shares
 	return max(b.cfg.VM.DefaultCPUs, int(min((res.GetCpuShares()+cpu-1)/cpu, int64(nodeCPUs()), maxCPUs)))

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
-	"strings"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -17,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/guestapi"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // fpOCIResized is between the node's limits and the guest's.
@@ -50,18 +49,7 @@ func growth(memory uint64, cpus int) *machine.Growth {
 }
 
 // nodeMemory returns the node's memory in bytes. It is rounded down, so that another kernel of the node finds the same value.
-func nodeMemory() uint64 {
-	raw, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := strings.Cut(string(raw), "MemTotal:")
-	var kib uint64
-	if _, err := fmt.Sscan(rest, &kib); err != nil {
-		return 0
-	}
-	return kib << 10 &^ (256<<20 - 1)
-}
+func nodeMemory() uint64 { return stats.NodeMemory() &^ (256<<20 - 1) }
 
 // ociSize is what a pod's machine has for containers.
 type ociSize struct {
@@ -99,8 +87,11 @@ func quotaOf(res *runtimeapi.LinuxContainerResources) int64 {
 	case period <= 0:
 		return quota
 	}
-	return max(quota*quotaPeriod/period, 1)
+	return (quota*quotaPeriod + period - 1) / period
 }
+
+// cpusOf returns how many CPUs a quota in µs per quotaPeriod can keep busy.
+func cpusOf(quota int64) int { return int((quota + quotaPeriod - 1) / quotaPeriod) }
 
 // size returns what a pod's containers need together. changed has those whose resources are about to be recorded.
 //
@@ -120,7 +111,7 @@ func (o *OCI) size(p *sandbox.Pod, changed map[string]ociGranted) ociSize {
 	if unlimitedMemory {
 		memory += o.machines.cfg.VM.DefaultMemory
 	}
-	s.cpus = int((quota + quotaPeriod - 1) / quotaPeriod)
+	s.cpus = cpusOf(quota)
 	res := p.Config.GetLinux().GetResources()
 	sums := p.Config.GetLinux().GetCgroupParent() != ""
 	if sums || res.GetMemoryLimitInBytes() <= 0 {

@@ -56,11 +56,11 @@ func (b *Backend) updateRunning(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	if err := checkMost(memory, s.Definition); err != nil {
 		return err
 	}
-	present, err := b.cgroups.MemoryLimit(s.Definition.Cgroup)
+	now, err := b.memoryNow(s.Definition)
 	if err != nil {
 		return err
 	}
-	if memory+b.cfg.VM.MemoryOverhead >= present {
+	if memory >= now {
 		if err := b.limit(s.Definition.Cgroup, memory, res); err != nil {
 			return err
 		}

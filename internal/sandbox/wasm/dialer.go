@@ -22,6 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
@@ -177,7 +178,7 @@ const dialerShare = 4
 // limitMemory bounds the memory of a dialer that has its own cgroup. A kernel without the memory controller cannot do
 // that, but pods can call out there, too.
 func (d *dialers) limitMemory(in place) {
-	limit := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: nodeMemory() / dialerShare}
+	limit := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(stats.NodeMemory() / dialerShare)}
 	if err := in.tree.Apply(in.dir, in.tree.Limits(limit, nil)); err != nil {
 		d.cfg.Logger.Warn("the dialer runs without a memory limit", "err", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 const importsHTTP = "import=wasi:http/outgoing-handler@0.2.3#handle"
@@ -171,7 +172,7 @@ func TestDialerIsLimited(t *testing.T) {
 	r.must(err)
 	limit, err := r.keeper.cgroups.MemoryLimit(s.Cgroup)
 	r.must(err)
-	if all := uint64(nodeMemory()); limit == 0 || limit > all/dialerShare || limit < all/dialerShare/2 {
+	if all := stats.NodeMemory(); limit == 0 || limit > all/dialerShare || limit < all/dialerShare/2 {
 		t.Errorf("limit = %d bytes of %d, want a part in %d", limit, all, dialerShare)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // priority is the urgency of a compilation.
@@ -62,16 +64,7 @@ const compilerMemory = 640 << 20
 // defaultParallel returns the default number of concurrent compilations. Each uses all processors for most of its time,
 // and together they may need a quarter of the memory.
 func defaultParallel() int {
-	return max(1, min(runtime.NumCPU()/2, int(nodeMemory()/4/compilerMemory)))
-}
-
-// nodeMemory returns the size of the node's memory in bytes, or 0 if the kernel does not tell it.
-func nodeMemory() int64 {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return 0
-	}
-	return int64(uint64(info.Totalram) * uint64(info.Unit))
+	return max(1, min(runtime.NumCPU()/2, int(stats.NodeMemory()/4/compilerMemory)))
 }
 
 // enter adds a compilation to the queue. The caller must call leave.
