@@ -14,7 +14,10 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // TestAddressOfAnother checks that a reused address leads to the new pod immediately, even for a peer that has just
@@ -49,6 +52,64 @@ func TestAddressOfAnother(t *testing.T) {
 	}
 	n.teardown(neighbour)
 	n.assertClean()
+}
+
+// TestNeighbours: the pod and the host know each other's hardware address from the beginning, by entries that do not count in
+// the kernel's table for all pods. The host's entries go with the pod.
+func TestNeighbours(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Default.SubnetV4, c.Default.SubnetV6 = "10.88.0.0/24", "fd88::/64" })
+	pod := Attachment{ID: "pod"}
+	r := n.setup(pod)
+	bridge, inside := r.Interfaces[0], r.Interfaces[2]
+	if got := neighbours(t, bridge.Name); len(got) != 2 || got[r.IPs[0].String()] != inside.MAC || got[r.IPs[1].String()] != inside.MAC {
+		t.Errorf("the host's neighbours: got %v, want %s at %s", got, r.IPs, inside.MAC)
+	}
+	netns, err := netthread.Open(r.Netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(netns)
+	err = netthread.In(netns, func() error {
+		if got := neighbours(t, inside.Name); len(got) != 2 || got["10.88.0.1"] != bridge.MAC || got["fd88::1"] != bridge.MAC {
+			t.Errorf("the pod's neighbours: got %v, want its gateways at %s", got, bridge.MAC)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := Attachment{ID: "other"} // keeps the bridge up: when it is down, it has no neighbours
+	n.setup(other)
+	n.teardown(pod)
+	n.awaitReleased(keyOf(pod.ID))
+	got := neighbours(t, bridge.Name)
+	for _, ip := range r.IPs {
+		if got[ip.String()] != "" {
+			t.Errorf("the host still has a neighbour %s", ip)
+		}
+	}
+	n.teardown(other)
+	n.assertClean()
+}
+
+// neighbours returns the hardware addresses, by IP address, of neighbours that were learned elsewhere.
+func neighbours(t *testing.T, link string) map[string]string {
+	t.Helper()
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := netthread.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(l.Attrs().Index, netlink.FAMILY_ALL) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, neighbour := range list {
+		if neighbour.Flags&netlink.NTF_EXT_LEARNED != 0 {
+			all[neighbour.IP.String()] = neighbour.HardwareAddr.String()
+		}
+	}
+	return all
 }
 
 func TestPodsReachEachOtherAndTheHost(t *testing.T) {

@@ -28,7 +28,8 @@ var (
 //	address ─► bridge ─► veth pair ─┬─ host's end: up, a port of the bridge
 //	                                └─ pod's end: sysctls, addresses, up, routes ─► gateway's address on the bridge
 //
-// Once the port forwards packets, addBridge announces the pod's addresses to the neighbours.
+// Once the port forwards packets, addBridge announces the pod's addresses to the neighbours. The pod and the host know each
+// other's hardware address from the beginning.
 //
 // If addBridge fails, it frees the pod's addresses but leaves the interface to DEL, as the bridge plugin does.
 func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte, err error) {
@@ -77,9 +78,6 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 		if result.Interfaces[1].Mac, err = awaitPort(ctx, host, port); err != nil {
 			return err
 		}
-		if err := c.announce(); err != nil {
-			return err
-		}
 		// Read the bridge's hardware address only now, because a first port or a new IP address can change the bridge's
 		// hardware address.
 		bridge, err = host.LinkByName(conf.Bridge)
@@ -87,7 +85,10 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 			return fmt.Errorf("bridge %s: %w", conf.Bridge, err)
 		}
 		result.Interfaces[0].Mac = bridge.Attrs().HardwareAddr.String()
-		return nil
+		if err := conf.introduce(host, bridge, result); err != nil {
+			return err
+		}
+		return c.announce(gateways, bridge.Attrs().HardwareAddr)
 	})
 	if err != nil {
 		return nil, err

@@ -30,7 +30,10 @@ func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 	both.Go(c.delPair)
 	both.Go(func() (err error) {
 		// The leases know the addresses even if the namespace is gone.
-		if addresses, err = c.leased(ctx); err != nil || !conf.IPMasq {
+		if addresses, err = c.leased(ctx); err != nil {
+			return err
+		}
+		if err := conf.forget(addresses); err != nil || !conf.IPMasq {
 			return err
 		}
 		// A rule that remained would apply to the next pod with the same address.

@@ -136,8 +136,9 @@ func (c *Call) podSysctls(result *types100.Result) error {
 // announce makes the kernel announce the pod's addresses to its neighbours. The announcement at link-up was lost,
 // because the bridge port was not forwarding yet. Without a second announcement, neighbours would send packets for a
 // reused address to the previous pod until the neighbours' caches expire, some tens of seconds later. Setting the
-// hardware address, even to its present value, triggers the announcement (arp_notify, ndisc_notify).
-func (c *Call) announce() error {
+// hardware address, even to its present value, triggers the announcement (arp_notify, ndisc_notify). Then announce adds the
+// pod's entries for its gateways on the bridge, whose hardware address is given.
+func (c *Call) announce(gateways []net.IPNet, bridge net.HardwareAddr) error {
 	err := inPod(c.netns, func(pod *netlink.Handle) error {
 		link, err := pod.LinkByName(c.ifName)
 		if err != nil {
@@ -145,7 +146,15 @@ func (c *Call) announce() error {
 		}
 		_ = sysctl("1", "ipv6/conf", c.ifName, "ndisc_notify") // fails if the host has no IPv6
 		defer func() { _ = sysctl("0", "ipv6/conf", c.ifName, "ndisc_notify") }()
-		return pod.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr)
+		if err := pod.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr); err != nil {
+			return err
+		}
+		for _, gateway := range gateways {
+			if err := setNeighbour(pod, link, gateway.IP, bridge); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("announce the addresses of %s in %s: %w", c.ifName, c.netns, err)
