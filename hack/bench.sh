@@ -13,6 +13,8 @@
 #
 # bench.sh light: only the memory of an idle node of the edge; prints the table.
 #
+# bench.sh pods [PODS]: only Tripod with many pods of a component, 1000 by default; prints the line.
+#
 # bench.sh first: only the first start of a component, calls to Greeters in C, Go and JavaScript, HTTP/2 without a component, and
 # what "serve" measures; prints the tables.
 #
@@ -219,9 +221,14 @@ measure_wasm() {
   settle
   measure_first
   settle
-  say "Tripod, wasm: $many_pods pods"
-  build/bin/wasmbench "${all[@]}" many "$many_pods" >"$dir/wasm-many.md"
+  measure_pods
   stop_runtime
+}
+
+# measure_pods: start many pods of a component, and call each, into $dir/wasm-many.md.
+measure_pods() {
+  say "Tripod, wasm: $many_pods pods"
+  build/bin/wasmbench --socket "unix://$socket" --image "$component" --log-dir "$dir/logs" many "$many_pods" >"$dir/wasm-many.md"
 }
 
 # push_greeter: push examples/wasm/greeter-go.
@@ -400,6 +407,15 @@ inside() {
     measure_first
     stop_runtime
     cat "$dir"/wasm-{first,peers,wire,serve}.md
+    return
+  fi
+  if [ "$pods" = pods ]; then
+    many_pods=${list_pods[0]:-$many_pods}
+    start_tripod crun
+    await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+    measure_pods
+    stop_runtime
+    cat "$dir/wasm-many.md"
     return
   fi
   if [ "$pods" = calls ]; then
