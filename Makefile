@@ -129,9 +129,16 @@ test-attack: build images ## run hostile containers, components, machines, image
 	TRIPOD_TEST_FULL=1 $(GOTEST) -v ./test/attack/...
 
 .PHONY: test-templates
-test-templates: build images ## test the components that `tripod component new` writes, in each language (4 min; installs Node.js and packages of npm)
-	@command -v npm >/dev/null || hack/setup.sh browser
-	TRIPOD_TEST_TEMPLATES=1 $(GOTEST) -run '^TestWasmTemplate' ./test/e2e
+test-templates: build images build/wheels/downloaded ## test the components that `tripod component new` writes, in each language (7 min; installs Node.js, Python's venv, and packages of npm and PyPI)
+	@command -v npm >/dev/null || hack/setup.sh templates
+	TRIPOD_TEST_TEMPLATES=1 $(GOTEST) -run '^TestWasm(Template|ComponentNewPython)' ./test/e2e
+
+# What new components in Python install: the tests' namespaces have no way to PyPI.
+build/wheels/downloaded: internal/cli/scaffold/templates/python/requirements.txt.tmpl
+	@python3 -c 'import ensurepip' 2>/dev/null || hack/setup.sh templates
+	python3 -m venv --clear build/wheels/venv
+	build/wheels/venv/bin/pip download --quiet --disable-pip-version-check --require-hashes --requirement $< --dest build/wheels
+	touch $@
 
 .PHONY: test-connect
 test-connect: build images build/tools/connectconformance ## run the public conformance suite of Connect, gRPC and gRPC-Web, and the gRPC interop cases, against a component and a Go server (6 min)

@@ -1,10 +1,10 @@
 #!/bin/bash
-# setup.sh [bench | browser | debian | kubelet | mqtt | release | serve]: install, as root, what building, testing and running Tripod needs on Debian 12. It is safe
+# setup.sh [bench | browser | debian | kubelet | mqtt | release | serve | templates]: install, as root, what building, testing and running Tripod needs on Debian 12. It is safe
 # to repeat, and quick if everything is installed. It starts no service and changes no setting of the host.
 #
 # Additionally: "bench" installs what `make bench` compares with, "browser" a browser and gateways (1 GB), "debian" what hack/images/debian.sh needs for its image, and
 # "kubelet" what a cluster needs beside the programs that hack/kube.sh builds, "mqtt" npm and Python's venv for MQTT clients, "release" what builds the Debian package,
-# "serve" what `hack/bench.sh serve` compares with and by.
+# "serve" what `hack/bench.sh serve` compares with and by, "templates" npm and Python's venv for new components.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -39,6 +39,7 @@ mqtt_packages=(python3-venv)
 debian_packages=(mmdebstrap e2fsprogs)
 release_packages=(dpkg-dev)
 serve_packages=(wrk python3-venv)
+templates_packages=(python3-venv)
 # The tests of internal/sandbox/linux run the host's busybox, from either of Debian's two packages.
 [ -x /bin/busybox ] || packages+=(busybox)
 
@@ -58,7 +59,11 @@ case ${1-} in
     command -v npm >/dev/null || packages+=(nodejs npm)
     ;;
   release) packages+=("${release_packages[@]}") ;;
-  *) die "unknown argument $1; usage: hack/setup.sh [bench | browser | debian | kubelet | mqtt | release | serve]" ;;
+  templates)
+    packages+=("${templates_packages[@]}")
+    command -v npm >/dev/null || packages+=(nodejs npm)
+    ;;
+  *) die "unknown argument $1; usage: hack/setup.sh [bench | browser | debian | kubelet | mqtt | release | serve | templates]" ;;
 esac
 
 # missing prints the packages that are not installed.

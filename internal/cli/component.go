@@ -29,10 +29,11 @@ func (a *App) componentNewCommand() *cobra.Command {
 		Short: "Write the directory of a new component that serves the services of .proto files",
 		Long: "Write the directory of a new component that serves the services of .proto files: generated code, a server with a\n" +
 			"body for each method, and test cases for `tripod component test`. It builds, and its test cases pass.\n\n" +
-			"It needs the language's toolchain in PATH, which fetches the generators of code in fixed versions: Go, or Node.js with\n" +
-			"npm. protoc is not needed.",
+			"It needs the language's toolchain in PATH, which fetches the generators of code in fixed versions: Go, Node.js with\n" +
+			"npm, or Python 3.11 with venv. protoc is not needed.",
 		Example: "  tripod component new greeter greeter.proto\n" +
 			"  tripod component new --lang js greeter greeter.proto\n" +
+			"  tripod component new --lang python greeter greeter.proto\n" +
 			"  tripod component new --module example.com/shop/cart -I . -I third_party cart shop/v1/cart.proto",
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -48,7 +49,7 @@ func (a *App) componentNewCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Language, "lang", "go", "language of the component: go or js")
+	f.StringVar(&o.Language, "lang", "go", "language of the component: go, js or python")
 	f.StringSliceVarP(&o.ImportPaths, "proto-path", "I", nil, "search path of imports (default: the files' directories)")
 	f.StringVar(&o.Module, "module", "", "path of the Go module (default: example.com/NAME)")
 	f.StringVar(&o.SDK, "sdk", "", "directory with "+scaffold.SDKModule+" (default: its latest version is fetched)")

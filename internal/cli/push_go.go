@@ -20,8 +20,8 @@ import (
 
 var errDisk = errors.New("the file is a disk")
 
-// binary returns the WebAssembly binary in a file, or builds the Go package or the component in JavaScript in a directory.
-// For a disk it returns errDisk.
+// binary returns the WebAssembly binary in a file, or builds the Go package or the component in JavaScript or Python in a
+// directory. For a disk it returns errDisk.
 func (p *push) binary(ctx context.Context, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -35,8 +35,8 @@ func (p *push) binary(ctx context.Context, path string) ([]byte, error) {
 		}
 		return os.ReadFile(path)
 	}
-	if scaffold.IsJavaScript(path) {
-		if p.built, err = scaffold.BuildJavaScript(ctx, path); err != nil {
+	if scaffold.CanBuild(path) {
+		if p.built, err = scaffold.Build(ctx, path); err != nil {
 			return nil, err
 		}
 		return p.built.Wasm, nil

@@ -64,12 +64,42 @@ func componentCommand(t *testing.T, dir string, args ...string) (output string, 
 
 // TestWasmComponentNew: a .proto becomes a server in Go that passes its own cases in a worker, and then runs as a pod.
 func TestWasmComponentNew(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "echo")
+	newEchoServes(t, "go", "--sdk", filepath.Join(harness.Root(), "sdk", "go"))
+}
+
+// TestWasmComponentNewPython is TestWasmComponentNew for a typed server in Python, and says what stops its build.
+func TestWasmComponentNewPython(t *testing.T) {
+	templatesOnly(t)
+	dir := newEchoServes(t, "python")
+	server := filepath.Join(dir, "server.py")
+	text, err := os.ReadFile(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, _, found := strings.Cut(string(text), "    def talk")
+	if !found {
+		t.Fatalf("server.py has no method talk:\n%s", text)
+	}
+	for broken, want := range map[string]string{"import nowhere\n" + string(text): "No module named 'nowhere'", whole: "abstract method 'talk'"} {
+		if err := os.WriteFile(server, []byte(broken), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if out, code := componentCommand(t, dir, "test"); code != 1 || !strings.Contains(out, want) || strings.Contains(out, "Stack backtrace") {
+			t.Errorf("component test: exit code %d, output %s; want %q", code, out, want)
+		}
+	}
+}
+
+// newEchoServes makes a server of echoProto, which must pass echoCases and answer as a pod.
+func newEchoServes(t *testing.T, lang string, more ...string) (dir string) {
+	t.Helper()
+	usePackages(t, lang)
+	dir = filepath.Join(t.TempDir(), "echo")
 	proto := dir + ".proto"
 	if err := os.WriteFile(proto, []byte(echoProto), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, code := componentCommand(t, filepath.Dir(dir), "new", "--sdk", filepath.Join(harness.Root(), "sdk", "go"), "echo", "echo.proto"); code != 0 {
+	if out, code := componentCommand(t, filepath.Dir(dir), append([]string{"new", "--lang", lang, "echo", "echo.proto"}, more...)...); code != 0 {
 		t.Fatalf("component new: exit code %d, output %s", code, out)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "tests.yaml"), []byte(echoCases), 0o644); err != nil {
@@ -78,7 +108,7 @@ func TestWasmComponentNew(t *testing.T) {
 	if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n4 passed, 0 failed\n") {
 		t.Fatalf("component test: exit code %d, output %s", code, out)
 	}
-	image := pushWasm(t, dir, "pushed/echo:1")
+	image := pushWasm(t, dir, "pushed/echo-"+lang+":1")
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	_, s := startComponent(t, d, image, "echo.v1.Echo")
 	if got := s.call("echo.v1.Echo/Say", `{"text":"a","id":"9007199254740993"}`); got != `{"text":"a","id":"9007199254740993"}` {
@@ -92,6 +122,7 @@ func TestWasmComponentNew(t *testing.T) {
 	if got, err := s.exchange("echo.v1.Echo/Stream", `{"text":"a"}`); err != nil || !slices.Equal(got, []string{`{"text":"a"}`}) {
 		t.Errorf("Stream: got %v, error %v", got, err)
 	}
+	return dir
 }
 
 // TestWasmComponentTest: what differs from a case is reported, with the component's output and exit code 1. A case with

@@ -28,16 +28,31 @@ const everything = `{"flag": true, "i32": -2147483648, "s32": -2147483648, "u32"
  "byId": {"-9223372036854775808": {"name": "low"}}, "big": "9007199254740993", "at": "2026-11-23T12:00:00.000000001Z", "took": "-1.500s", "wrapped": "9007199254740993",
  "child": {"child": {"none": false}, "word": ""}, "flags": [true, false], "doubles": ["NaN", "-Infinity", -0.0], "fixed": ["18446744073709551615"], "blobs": ["", "/w=="]}`
 
-// templatesOnly skips a test that needs the packages of npm.
+// templatesOnly skips a test that needs the packages of npm or PyPI.
 func templatesOnly(t *testing.T) {
 	if os.Getenv("TRIPOD_TEST_TEMPLATES") == "" {
-		t.Skip("it installs packages of npm: make test-templates does it (TRIPOD_TEST_TEMPLATES=1)")
+		t.Skip("it installs packages of npm or PyPI: make test-templates does it (TRIPOD_TEST_TEMPLATES=1)")
 	}
+}
+
+// usePackages lets pip take packages from the directory that `make test-templates` has filled, because PyPI is out of reach.
+func usePackages(t *testing.T, lang string) {
+	t.Helper()
+	if lang != "python" {
+		return
+	}
+	wheels := filepath.Join(harness.Root(), "build", "wheels")
+	if _, err := os.Stat(filepath.Join(wheels, "downloaded")); err != nil {
+		t.Fatalf("%v (make build/wheels/downloaded)", err)
+	}
+	t.Setenv("PIP_NO_INDEX", "1")
+	t.Setenv("PIP_FIND_LINKS", wheels)
 }
 
 // newTemplate writes the component of a language.
 func newTemplate(t *testing.T, lang string, more ...string) (dir string) {
 	t.Helper()
+	usePackages(t, lang)
 	dir = filepath.Join(t.TempDir(), "shop")
 	args := append([]string{"new", "--lang", lang, dir, filepath.Join(harness.Root(), "test", "e2e", "testdata", "templates", "shop.proto")}, more...)
 	if out, code := componentCommand(t, filepath.Dir(dir), args...); code != 0 {
@@ -59,7 +74,7 @@ func TestWasmTemplates(t *testing.T) {
 - {name: talks, method: %[1]s/Talk, requests: [%[2]s, {}, {text: a}], responses: [%[2]s, {}, {text: a}]}
 - {name: clears, method: %[1]s/Clear, requests: [{}], responses: [{}]}
 `, cart, message)
-	for lang, more := range map[string][]string{"go": {"--sdk", filepath.Join(harness.Root(), "sdk", "go")}, "js": nil} {
+	for lang, more := range map[string][]string{"go": {"--sdk", filepath.Join(harness.Root(), "sdk", "go")}, "js": nil, "python": nil} {
 		t.Run(lang, func(t *testing.T) {
 			dir := newTemplate(t, lang, more...)
 			if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n7 passed, 0 failed\n") {

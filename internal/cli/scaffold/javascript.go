@@ -5,7 +5,6 @@ import (
 	"context"
 	"embed"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -25,11 +24,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
 
-// PackageFile is the file of a component in JavaScript that says what it serves and pins its packages.
-const PackageFile = "package.json"
-
-// jsComponent is the component that the script build of a package makes.
-const jsComponent = "component.wasm"
+// packageFile is the file of a component in JavaScript that says what it serves.
+const packageFile = "package.json"
 
 // runtime is the code between the host and the functions of a server.
 //
@@ -62,7 +58,7 @@ func newJSProject(source *protosource.Result) (*jsProject, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 	}
-	p := &jsProject{set: source.Set, files: jsFiles(source.Set)}
+	p := &jsProject{set: source.Set, files: filesOf(source.Set)}
 	for _, name := range source.Services {
 		d, err := files.FindDescriptorByName(protoreflect.FullName(name))
 		if err != nil {
@@ -73,7 +69,7 @@ func newJSProject(source *protosource.Result) (*jsProject, error) {
 		for i := range s.ServiceDescriptor.Methods().Len() {
 			m := jsMethod{rpc: rpc{s.ServiceDescriptor.Methods().Get(i)}}
 			m.Function, m.Echo = functionName(string(m.Name())), m.Input() == m.Output()
-			m.Comment = commentLines(m.ParentFile().SourceLocations().ByDescriptor(m.MethodDescriptor).LeadingComments)
+			m.Comment = commentLines(m.MethodDescriptor)
 			if other, taken := functions[m.Function]; taken {
 				return nil, fmt.Errorf("the methods %s and %s of %s have the same name in JavaScript, %s: %w", other, m.Name(), name, m.Function, errdefs.ErrInvalidArgument)
 			}
@@ -85,16 +81,6 @@ func newJSProject(source *protosource.Result) (*jsProject, error) {
 	return p, nil
 }
 
-// jsFiles returns the names of the files for which code is generated: all but the well-known types, which Protobuf-ES has.
-func jsFiles(set *descriptorpb.FileDescriptorSet) (names []string) {
-	for _, f := range set.File {
-		if !strings.HasPrefix(f.GetName(), "google/protobuf/") {
-			names = append(names, f.GetName())
-		}
-	}
-	return names
-}
-
 // functionName returns the name that Protobuf-ES gives a method. Any keyword can be the name of a function in an object;
 // what each object has gets a $.
 func functionName(method string) string {
@@ -103,15 +89,6 @@ func functionName(method string) string {
 		name += "$"
 	}
 	return name
-}
-
-// commentLines returns the lines of a comment. JavaScript ends lines at more characters than protobuf.
-func commentLines(text string) []string {
-	text = strings.TrimRight(strings.NewReplacer("\r", "", "\u2028", "\n", "\u2029", "\n").Replace(text), "\n")
-	if text == "" {
-		return nil
-	}
-	return strings.Split(text, "\n")
 }
 
 func (p *jsProject) own() []string { return p.files }
@@ -155,7 +132,7 @@ func generateJS(ctx context.Context, dir string, set *descriptorpb.FileDescripto
 	if err := installPackages(ctx, dir); err != nil {
 		return err
 	}
-	files := jsFiles(set)
+	files := filesOf(set)
 	request, err := proto.Marshal(&pluginpb.CodeGeneratorRequest{
 		FileToGenerate: files, ProtoFile: set.File, Parameter: new("target=js+dts,import_extension=js"),
 	})
@@ -203,66 +180,27 @@ func servicesModule(files []string) string {
 		"\nexport const services = [\n" + names.String() + "].flatMap((file) => Object.values(file)).filter((d) => d.kind === 'service');\n"
 }
 
-// Built is a component that was built from a directory.
-type Built struct {
-	Wasm []byte
-	// Source has the descriptors of the directory's .proto files.
-	Source *protosource.Result
-	// Services are the full names of what it serves.
-	Services []string
-}
+// isJavaScript reports whether a directory is the package of a component in JavaScript.
+func isJavaScript(dir string) bool { return exists(dir, packageFile) }
 
-// IsJavaScript reports whether a directory is the package of a component in JavaScript.
-func IsJavaScript(dir string) bool {
-	_, err := os.Lstat(filepath.Join(dir, PackageFile))
-	return err == nil
-}
-
-// BuildJavaScript builds the component of a package, by npm. It returns errdefs.ErrInvalidArgument with the output of the
-// script build if that fails, or if package.json does not say what the component serves.
-func BuildJavaScript(ctx context.Context, dir string) (*Built, error) {
-	services, err := packageServices(dir)
-	if err != nil {
-		return nil, err
-	}
-	source, err := compileProtos(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
+// buildJS makes the component of a package by its script build.
+func buildJS(ctx context.Context, dir string) error {
 	if err := installPackages(ctx, dir); err != nil {
-		return nil, err
+		return err
 	}
-	path := filepath.Join(dir, jsComponent)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of another build
-		return nil, err
-	}
-	if _, err := toolchain.NPM.Run(ctx, dir, nil, nil, "run", "--silent", "build"); err != nil {
-		return nil, err
-	}
-	wasm, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("the script build of %s made no component: %w", filepath.Join(dir, PackageFile), err)
-	}
-	return &Built{Wasm: wasm, Source: source, Services: services}, nil
+	_, err := toolchain.NPM.Run(ctx, dir, nil, nil, "run", "--silent", "build")
+	return err
 }
 
 // packageServices returns the services in a package.json.
 func packageServices(dir string) ([]string, error) {
-	path := filepath.Join(dir, PackageFile)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	var content struct {
-		Tripod struct {
-			Services []string `json:"services"`
-		} `json:"tripod"`
-	}
-	if err := json.Unmarshal(text, &content); err != nil {
-		return nil, fmt.Errorf("%s: %w: %w", path, err, errdefs.ErrInvalidArgument)
-	}
-	if len(content.Tripod.Services) == 0 {
-		return nil, fmt.Errorf(`%s does not say what the component serves ("tripod": {"services": ["shop.v1.Cart"]}): %w`, path, errdefs.ErrInvalidArgument)
-	}
-	return content.Tripod.Services, nil
+	return readServices(filepath.Join(dir, packageFile), `"tripod": {"services": ["shop.v1.Cart"]}`, func(text []byte) ([]string, error) {
+		var content struct {
+			Tripod struct {
+				Services []string `json:"services"`
+			} `json:"tripod"`
+		}
+		err := json.Unmarshal(text, &content)
+		return content.Tripod.Services, err
+	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/pluginpb"
 
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
@@ -27,7 +28,7 @@ const SDKModule = "github.com/tripod-run/tripod/sdk/go"
 const TestsFile = "tests.yaml"
 
 // Languages are the languages of new components, and the files with their methods.
-var Languages = map[string]string{"go": "main.go", "js": "server.js"}
+var Languages = map[string]string{"go": "main.go", "js": "server.js", "python": pythonServer}
 
 // Options says what to write.
 type Options struct {
@@ -72,36 +73,37 @@ func New(ctx context.Context, o Options) (err error) {
 	if len(source.Services) == 0 {
 		return fmt.Errorf("no service in %s: %w", strings.Join(o.Protos, ", "), errdefs.ErrInvalidArgument)
 	}
-	var p project
-	if o.Language == "js" {
-		p, err = newJSProject(source)
-	} else {
-		p, err = newGoProject(o, source)
-	}
+	p, err := newProject(o, source)
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(o.Dir), 0o755); err != nil {
 		return err
 	}
-	work, err := os.MkdirTemp(filepath.Dir(o.Dir), ".tripod-new-") // in the same file system, for the rename
-	if err != nil {
+	// In its place, because a virtual environment of Python does not work after a rename.
+	if err := os.Mkdir(o.Dir, 0o755); err != nil {
 		return err
 	}
-	defer os.RemoveAll(work) // without effect after the rename
-	if err := os.Chmod(work, 0o755); err != nil {
+	defer func() {
+		if err != nil {
+			os.RemoveAll(o.Dir)
+		}
+	}()
+	if err := copyProtos(o.Dir, p.own(), o); err != nil {
 		return err
 	}
-	if err := copyProtos(work, p.own(), o); err != nil {
-		return err
+	return p.write(ctx, o.Dir, name)
+}
+
+func newProject(o Options, source *protosource.Result) (project, error) {
+	switch o.Language {
+	case "js":
+		return newJSProject(source)
+	case "python":
+		return newPythonProject(source)
+	default:
+		return newGoProject(o, source)
 	}
-	if err := p.write(ctx, work, name); err != nil {
-		return err
-	}
-	if err := os.Rename(work, o.Dir); err != nil {
-		return fmt.Errorf("%s: %w", o.Dir, err)
-	}
-	return nil
 }
 
 // Generate generates the code again, for the .proto files in the directory of a component. It returns errdefs.ErrNotFound
@@ -111,10 +113,14 @@ func Generate(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	if IsJavaScript(dir) {
+	switch {
+	case isJavaScript(dir):
 		return generateJS(ctx, dir, source.Set)
+	case isPython(dir):
+		return generatePython(ctx, dir, source.Set)
+	default:
+		return generateGo(ctx, dir, source.Set)
 	}
-	return generateGo(ctx, dir, source.Set)
 }
 
 // compileProtos compiles the .proto files in the directory of a component.
@@ -149,15 +155,46 @@ func writeGenerated(plugin string, output []byte, dir string) error {
 		if !filepath.IsLocal(f.GetName()) {
 			return fmt.Errorf("%s wants to write %q: %w", plugin, f.GetName(), errdefs.ErrInvalidArgument)
 		}
-		file := filepath.Join(dir, f.GetName())
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(file, []byte(f.GetContent()), 0o644); err != nil {
+		if err := writeFile(filepath.Join(dir, f.GetName()), []byte(f.GetContent())); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// writeFile writes a file and makes its directory.
+func writeFile(path string, content []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, content, 0o644)
+}
+
+// exists reports whether a directory has a file.
+func exists(dir, name string) bool {
+	_, err := os.Lstat(filepath.Join(dir, name))
+	return err == nil
+}
+
+// filesOf returns the names of the files of a set that are the component's: all but the well-known types, which each
+// language has.
+func filesOf(set *descriptorpb.FileDescriptorSet) (names []string) {
+	for _, f := range set.File {
+		if !strings.HasPrefix(f.GetName(), "google/protobuf/") {
+			names = append(names, f.GetName())
+		}
+	}
+	return names
+}
+
+// commentLines returns the lines of the comment before a declaration. JavaScript ends lines at more characters than protobuf.
+func commentLines(d protoreflect.Descriptor) []string {
+	text := d.ParentFile().SourceLocations().ByDescriptor(d).LeadingComments
+	text = strings.TrimRight(strings.NewReplacer("\r", "", "\u2028", "\n", "\u2029", "\n").Replace(text), "\n")
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, "\n")
 }
 
 // rpc is a method in the templates.
@@ -198,7 +235,7 @@ func checkOptions(o *Options) (name string, err error) {
 		o.Language = "go"
 	}
 	if _, ok := Languages[o.Language]; !ok {
-		return "", fmt.Errorf("--lang %q: only go and js are supported; for others, begin with `tripod wit gen` (docs/wasm.md): %w", o.Language, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("--lang %q: only go, js and python are supported; for others, begin with `tripod wit gen` (docs/wasm.md): %w", o.Language, errdefs.ErrInvalidArgument)
 	}
 	if o.Language != "go" && (o.Module != "" || o.SDK != "") {
 		return "", fmt.Errorf("--module and --sdk are for --lang go: %w", errdefs.ErrInvalidArgument)
@@ -238,11 +275,7 @@ func copyProtos(dir string, names []string, o Options) error {
 		if err != nil {
 			return err
 		}
-		path := filepath.Join(dir, protoDir, filepath.FromSlash(name))
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, text, 0o644); err != nil {
+		if err := writeFile(filepath.Join(dir, protoDir, filepath.FromSlash(name)), text); err != nil {
 			return err
 		}
 	}

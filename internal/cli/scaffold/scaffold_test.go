@@ -141,8 +141,9 @@ func TestNewRefused(t *testing.T) {
 		{Options{Dir: "x", Protos: []string{"none.proto"}}, errdefs.IsInvalidArgument, "no service in"},
 		{Options{Dir: "x", Protos: []string{"bad.proto"}}, errdefs.IsInvalidArgument, "bad.proto:1:"},
 		{Options{Dir: "x", Protos: []string{"missing.proto"}}, errdefs.IsNotFound, "missing.proto"},
-		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "cobol"}, errdefs.IsInvalidArgument, "only go and js"},
+		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "cobol"}, errdefs.IsInvalidArgument, "only go, js and python"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "js", SDK: sdk}, errdefs.IsInvalidArgument, "--lang go"},
+		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "python", Module: "m"}, errdefs.IsInvalidArgument, "--lang go"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, SDK: parent}, errdefs.IsInvalidArgument, "--sdk"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Module: "a b"}, errdefs.IsInvalidArgument, "--module"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Module: "bad//path"}, errdefs.IsInvalidArgument, "bad//path"},
@@ -166,6 +167,10 @@ func TestNewRefused(t *testing.T) {
 	err = New(t.Context(), Options{Dir: filepath.Join(parent, "x"), Protos: []string{dir + "/shop.proto"}, Language: "js"})
 	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "with npm in PATH") {
 		t.Errorf("New without npm: got %v, want ErrUnavailable", err)
+	}
+	err = New(t.Context(), Options{Dir: filepath.Join(parent, "x"), Protos: []string{dir + "/shop.proto"}, Language: "python"})
+	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "(python3) in PATH") {
+		t.Errorf("New without Python: got %v, want ErrUnavailable", err)
 	}
 	if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {
 		t.Errorf("left behind: %v, error %v", left, err)

@@ -28,7 +28,12 @@ var (
 	Go   = Program{"go", "servers in Go need the Go toolchain (go) in PATH"}
 	Node = Program{"node", "components in JavaScript need Node.js 20 or later (node) in PATH"}
 	NPM  = Program{"npm", "components in JavaScript need Node.js 20 or later with npm in PATH"}
+
+	Python = Program{"python3", "components in Python need Python 3.11 or later (python3) in PATH"}
 )
+
+// InDirectory returns a program of the directory in which it runs, by its path below the directory.
+func InDirectory(path string) Program { return Program{path, "it needs " + path} }
 
 // GoWasm is the environment for Go programs that run as guests.
 var GoWasm = []string{"GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0"}
