@@ -46,11 +46,17 @@ cases:
 // componentCommand runs `tripod component` in a directory and returns its output and exit code.
 func componentCommand(t *testing.T, dir string, args ...string) (output string, code int) {
 	t.Helper()
+	return commandIn(t, dir, append([]string{"component"}, args...)...)
+}
+
+// commandIn runs `tripod` in a directory and returns its output and exit code.
+func commandIn(t *testing.T, dir string, args ...string) (output string, code int) {
+	t.Helper()
 	tripod, err := harness.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.CommandContext(t.Context(), tripod, append([]string{"component"}, args...)...)
+	c := exec.CommandContext(t.Context(), tripod, args...)
 	c.Dir = dir
 	out, err := c.CombinedOutput()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -67,10 +73,15 @@ func TestWasmComponentNew(t *testing.T) {
 	newEchoServes(t, "go", "--sdk", filepath.Join(harness.Root(), "sdk", "go"))
 }
 
-// TestWasmComponentNewPython is TestWasmComponentNew for a typed server in Python, and says what stops its build.
+// TestWasmComponentNewPython is TestWasmComponentNew for a typed server in Python, whose instances begin as they were built. What
+// stops a build is said.
 func TestWasmComponentNewPython(t *testing.T) {
 	templatesOnly(t)
 	dir := newEchoServes(t, "python")
+	const route = "grpc (echo.v1.Echo); core path, in workers that pods share; no snapshots (componentize-py initialized the guest when it was built)"
+	if out, code := commandIn(t, dir, "check", "component.wasm", "--proto", "proto/echo.proto"); code != 0 || !strings.Contains(out, route) {
+		t.Errorf("check: exit code %d, output %s; want %q", code, out, route)
+	}
 	server := filepath.Join(dir, "server.py")
 	text, err := os.ReadFile(server)
 	if err != nil {

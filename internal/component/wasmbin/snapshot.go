@@ -13,10 +13,13 @@ var snapshotExports = []string{"tripod:grpc/snapshot@0.1.0#prepare", "tripod:grp
 const (
 	ComponentizeQJS = "componentize-qjs"
 	ComponentizeJS  = "ComponentizeJS"
+	ComponentizePy  = "componentize-py"
 )
 
 // builders are tools that initialize a guest when they build it, with bytes that are part of all that they build.
-var builders = []struct{ tool, mark string }{{ComponentizeQJS, "componentize_qjs"}, {ComponentizeJS, "StarlingMonkey"}}
+var builders = []struct{ tool, mark string }{
+	{ComponentizeQJS, "componentize_qjs"}, {ComponentizeJS, "StarlingMonkey"}, {ComponentizePy, "componentize_py_runtime"},
+}
 
 // InitializedBy returns the tool that has run the guest's initialization when it built the binary, or "" if none is known.
 // An instance of such a guest begins in the state after the initialization.
