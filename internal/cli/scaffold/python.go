@@ -111,18 +111,24 @@ func installPython(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	// The programs of an environment have its path in their first line.
-	want := fmt.Appendf(nil, "%s\n%s", absolute, requirements)
 	installed := filepath.Join(dir, environmentDir, "tripod-installed")
-	if have, err := os.ReadFile(installed); err == nil && bytes.Equal(have, want) {
-		return nil
-	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	have, err := os.ReadFile(installed)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
+	}
+	want := fmt.Appendf(nil, "%s\n%s", absolute, requirements)
+	if bytes.Equal(have, want) {
+		return nil
 	}
 	if err := checkPython(ctx, dir); err != nil {
 		return err
 	}
-	if _, err := toolchain.Python.Run(ctx, dir, nil, nil, "-m", "venv", "--clear", environmentDir); err != nil {
+	args := []string{"-m", "venv", environmentDir}
+	// The programs of an environment contain its path. Otherwise, what the user has installed there stays.
+	if path, _, known := strings.Cut(string(have), "\n"); known && path != absolute {
+		args = append(args, "--clear")
+	}
+	if _, err := toolchain.Python.Run(ctx, dir, nil, nil, args...); err != nil {
 		return err
 	}
 	if _, err := environmentProgram("pip").Run(ctx, dir, nil, nil, "install", "--quiet", "--disable-pip-version-check", "--no-input", "--require-hashes", "--requirement", requirementsFile); err != nil {
@@ -216,7 +222,7 @@ func buildPython(ctx context.Context, dir string, source *protosource.Result, se
 	return componentizePython(ctx, dir, schema, "componentize", strings.TrimSuffix(pythonServer, ".py"), "--output", componentFile)
 }
 
-// docstring returns the docstring for the comment of a method, or "". Each further line has the prefix.
+// docstring returns the docstring for a comment, or "". Each further line has the prefix.
 func docstring(lines []string, prefix string) string {
 	text := strings.TrimSpace(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && r != '\n' {

@@ -80,14 +80,15 @@ func (n *pythonNames) method(m *protowit.Method) pythonMethod {
 		rpc: rpc{m.Desc}, Function: pythonVariable(m.Function), Doc: docstring(commentLines(m.Desc), "        "),
 		Request: n.typ(pkg, m.Request.Type), Reply: n.typ(pkg, m.Response.Type),
 	}
-	if p.Reader = n.stream(m.Reader); p.Reader == "" {
+	p.Reader, p.Writer, p.Value = n.stream(m.Reader), n.stream(m.Writer), "request"
+	echo := m.Request == m.Response && p.Kind() != "client"
+	if !echo {
+		p.Value = n.value(pkg, m.Response.Type)
+	}
+	if p.Reader == "" {
 		n.use(pkg, m.Request.Type)
 	}
-	p.Writer = n.stream(m.Writer)
-	if p.Value = "request"; m.Request != m.Response || m.Desc.IsStreamingClient() && !m.Desc.IsStreamingServer() {
-		p.Value = n.value(pkg, m.Response.Type)
-		n.use(pkg, m.Response.Type)
-	} else if p.Writer == "" {
+	if p.Writer == "" || !echo {
 		n.use(pkg, m.Response.Type)
 	}
 	return p
