@@ -4,6 +4,7 @@ package engine
 import "C"
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -147,6 +148,13 @@ func (e *Engine) pool(c *C.wasm_config_t) {
 // that can be served. Compile takes CPU and memory in proportion to the guest (12 s of CPU
 // time and 500 MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
 func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) ([]byte, error) {
+	outline, err := wasmbin.Read(bytes.NewReader(wasm), int64(len(wasm)))
+	if err == nil {
+		err = outline.CheckWASI() // before the engine refuses functions that it does not know
+	}
+	if err != nil {
+		return nil, err
+	}
 	bin, err := wasmbin.Parse(wasm)
 	if err != nil {
 		return nil, err

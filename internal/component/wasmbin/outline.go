@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 )
@@ -26,6 +27,17 @@ type Outline struct {
 
 // HasExport reports whether the binary has an export of that name.
 func (o *Outline) HasExport(name string) bool { return slices.Contains(o.Exports, name) }
+
+// CheckWASI returns errdefs.ErrInvalidArgument if a component imports or exports an interface of WASI 0.3, whose asynchronous
+// functions are another component model than that of 0.2.
+func (o *Outline) CheckWASI() error {
+	for _, name := range slices.Concat(o.Exports, o.Imports) {
+		if strings.HasPrefix(name, "wasi:") && strings.Contains(name, "@0.3.") {
+			return fmt.Errorf("the component is of WASI 0.3 (%s), which Tripod does not run; build it for WASI 0.2: %w", name, errdefs.ErrInvalidArgument)
+		}
+	}
+	return nil
+}
 
 // Section numbers.
 const (

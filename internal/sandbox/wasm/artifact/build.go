@@ -139,6 +139,9 @@ func release(name string) (base string, ok bool) {
 // descriptors ("proto:greet-v1/greeter"). Without descriptors, there are none. A binary of the raw world (IsRaw) exports
 // none of them.
 func Check(o *wasmbin.Outline, services []string) (World, error) {
+	if err := o.CheckWASI(); err != nil {
+		return "", err
+	}
 	switch {
 	case !o.Component && IsRaw(o):
 		return checkRawModule(o)
