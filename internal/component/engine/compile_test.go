@@ -83,7 +83,7 @@ func TestBadGuests(t *testing.T) {
 		"a large table": {start(func(m *bin) {
 			startBody(m, func() { m.section(4, 1, *new(bin).u8(0x70, 0).u32(5001)) })
 		}), "table of 5001 elements, limit 5000"},
-		"no exports":            {wrapped(coreMod{}, nil, "", signature{}), "exports nothing that could be served"},
+		"no exports": {wrapped(coreMod{}, nil, "", signature{}), "exports nothing that could be served"},
 		"WASI 0.3": {bytes.ReplaceAll(whole, []byte("test:guest/host@1.2.0"), []byte("wasi:http/types@0.3.0")),
 			"the component is of WASI 0.3 (wasi:http/types@0.3.0), which Tripod does not run; build it for WASI 0.2"},
 		"import of a component": {whole, "import test:guest/host@1.2.0#[constructor]thing"},
