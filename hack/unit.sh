@@ -45,6 +45,7 @@ case ${1-} in
     world test-unit.pure "$(without "$all" "${outside[@]}")" -race
     world test-unit.outside "$(without "$field" "${machines[@]}" "${builders[@]}" "${interpreted[@]}")" -race "${count[@]}"
     world test-unit.interpreted "$(packages "${interpreted[@]}")" "${full[@]}" "${count[@]}"
+    [ -z "${TRIPOD_TEST_FULL-}" ] || TRIPOD_TEST_QUICK=1 world test-unit.quick-code ./internal/component/engine "${count[@]}"
     world test-unit.builders "$(packages "${builders[@]}")" -race -count=1
     world test-unit.machines "$(packages "${machines[@]}")" -race -skip "$boots" "${count[@]}"
     hack/gotest.sh test-unit.rules './test/deps/... ./test/guestbuild ./test/harness/...' -vet=off "${count[@]}" || code=1

@@ -26,6 +26,9 @@ type Config struct {
 	MaxMemory uint64
 	// MaxTableElements is the largest table that any guest may declare or grow to, in elements. Default 65536.
 	MaxTableElements uint32
+	// If Quick is set, Compile uses a compiler (Winch) that takes a fraction of the time and makes code that is slower. It
+	// refuses some guests that the other one accepts, and all on machines other than x86-64. Engines load both kinds of code.
+	Quick bool
 	// Logger logs events that are not reported to a caller as an error. Default: slog.Default().
 	Logger *slog.Logger
 }

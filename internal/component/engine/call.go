@@ -349,6 +349,13 @@ func (i *Instance) Alive() bool {
 	return i.dead == nil && !i.closed
 }
 
+// Outdated reports whether Code.Replace has replaced the machine code that the instance runs.
+func (i *Instance) Outdated() bool {
+	i.code.mu.Lock()
+	defer i.code.mu.Unlock()
+	return i.link.replaced
+}
+
 func (i *Instance) markDead(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -417,7 +424,7 @@ func (i *Instance) release() {
 		i.code.engine.overflow.Add(-1)
 	}
 	i.opts.Account.addInstances(-1)
-	_ = i.code.addUsers(-1)
+	i.link.drop()
 }
 
 // ended returns the error of a call that was killed because its context ended, its budget was used up or Kill was

@@ -7,6 +7,8 @@ import "C"
 import (
 	"bytes"
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -27,15 +29,23 @@ type Code struct {
 
 	mu     sync.Mutex
 	links  [4]*link // indexed by slotOf
-	users  int      // number of instances
+	funcs  []*Func
+	users  int // number of instances
 	closed bool
 	frees  []func() // destructors, called in reverse order
 }
 
-// link is the guest after it has been loaded into one engine for one path and its imports have been bound.
+// link is the guest after it has been loaded into one engine for one path and its imports have been bound. Code.Replace
+// replaces it; until then, it belongs to Code.links.
 type link struct {
+	code *Code
 	slot int
-	c    C.tw_code
+	// These are guarded by code.mu.
+	users    int // number of instances
+	replaced bool
+	frees    []func() // destructors, called in reverse order
+
+	c C.tw_code
 	// The core path's module, and its exported functions with their types ("ii>i").
 	module     *C.wasmtime_module_t
 	sigs       map[string]string
@@ -70,13 +80,83 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
-	// The link holds its own copy of the code, and the caller may reuse the image's bytes. Of these bytes, keep only a
-	// copy of the component, and only if the component path could still be needed.
-	if img.module, img.memory = nil, nil; c.path == PathComponent {
-		img.component = nil
-	}
-	img.component = bytes.Clone(img.component)
+	img.forget(c.path)
 	return c, nil
+}
+
+// forget releases what a link has its own copy of, because the caller may reuse the image's bytes. What is left is a copy of
+// the component, if the component path could still be needed.
+func (i *image) forget(path Path) {
+	if i.module, i.memory = nil, nil; path == PathComponent {
+		i.component = nil
+	}
+	i.component = bytes.Clone(i.component)
+}
+
+// Replace makes instances that begin from now on run the machine code of another image of the same guest, such as one that
+// was compiled without Config.Quick. Instances that exist keep theirs. Functions and snapshots remain valid. If the image is
+// of another guest, or of an engine with another fingerprint, the error is errdefs.ErrFailedPrecondition, and nothing changes.
+func (c *Code) Replace(image []byte) error {
+	img, err := decodeImage(image)
+	if err != nil {
+		return err
+	}
+	if !reflect.DeepEqual(img.inspection, c.img.inspection) {
+		return fmt.Errorf("the image is of another guest: %w", errdefs.ErrFailedPrecondition)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return errClosed
+	}
+	old, oldImage := c.links, *c.img
+	c.links = [4]*link{}
+	c.img.quick, c.img.component, c.img.memory, c.img.module = img.quick, img.component, img.memory, img.module
+	for _, l := range old {
+		if l == nil {
+			continue
+		}
+		next, err := c.link(l.path(), c.pooled(l.path()))
+		if err == nil && !maps.Equal(next.sigs, l.sigs) { // calls on the core path are unchecked
+			err = fmt.Errorf("its functions have other types: %w", errdefs.ErrFailedPrecondition)
+		}
+		if err != nil {
+			for _, made := range c.links {
+				made.retire()
+			}
+			c.links, *c.img = old, oldImage
+			return err
+		}
+	}
+	c.img.forget(c.path)
+	for _, l := range old {
+		l.retire()
+	}
+	return nil
+}
+
+// errClosed is the error of calls on closed code.
+var errClosed = fmt.Errorf("code is closed: %w", errdefs.ErrFailedPrecondition)
+
+// retire frees a link that was replaced once it has no instances. The caller holds code.mu. The link may be nil.
+func (l *link) retire() {
+	if l == nil {
+		return
+	}
+	if l.replaced = true; l.users == 0 {
+		l.free()
+	}
+}
+
+// free frees a link without instances. The caller holds code.mu.
+func (l *link) free() {
+	for _, f := range l.code.funcs {
+		f.unbind(l)
+	}
+	for _, free := range slices.Backward(l.frees) {
+		free()
+	}
+	l.frees = nil
 }
 
 // World returns the guest's world.
@@ -112,22 +192,46 @@ func (c *Code) release() {
 	if !c.closed || c.users > 0 {
 		return
 	}
+	for _, l := range c.links {
+		if l != nil {
+			l.free()
+		}
+	}
 	for _, free := range slices.Backward(c.frees) {
 		free()
 	}
-	c.frees = nil
+	c.links, c.frees = [4]*link{}, nil
 }
 
-// addUsers adds n to the number of instances. With n > 0, it fails if the code is closed.
-func (c *Code) addUsers(n int) error {
+// acquire returns the link for one more instance, which drop gives back. It fails if the code is closed.
+func (c *Code) acquire(path Path, pooled bool) (*link, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed && n > 0 {
-		return fmt.Errorf("code is closed: %w", errdefs.ErrFailedPrecondition)
+	if c.closed {
+		return nil, errClosed
 	}
-	c.users += n
+	l, err := c.link(path, pooled)
+	if err == nil {
+		err = c.initialMemory(l)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.users++
+	l.users++
+	return l, nil
+}
+
+// drop gives back what acquire has returned.
+func (l *link) drop() {
+	c := l.code
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users--
+	if l.users--; l.replaced && l.users == 0 {
+		l.free()
+	}
 	c.release()
-	return nil
 }
 
 // slotOf returns the index in Code.links for a path and engine.
@@ -139,7 +243,10 @@ func slotOf(path Path, pooled bool) int {
 	return slot
 }
 
-// pooled reports whether instances begin in the pool.
+func (l *link) path() Path   { return PathComponent + Path(l.slot/2) }
+func (l *link) pooled() bool { return l.slot%2 == 1 }
+
+// pooled reports whether instances begin in the pool, unless their code is quick.
 func (c *Code) pooled(path Path) bool {
 	return c.engine.pooled != nil && (path != PathCore || !c.img.Snapshot.Detached)
 }
@@ -148,26 +255,37 @@ func (c *Code) pooled(path Path) bool {
 func (c *Code) linked(path Path, pooled bool) (*link, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	slot := slotOf(path, pooled)
+	return c.link(path, pooled)
+}
+
+// link implements linked. The caller holds c.mu.
+func (c *Code) link(path Path, pooled bool) (*link, error) {
+	slot := slotOf(path, pooled && !c.img.quick)
 	if l := c.links[slot]; l != nil {
 		return l, nil
 	}
-	engine := c.engine.plain
-	switch {
-	case pooled:
-		engine = c.engine.pooled
-	case path == PathCore && c.img.Snapshot.Detached:
-		engine = c.engine.detached
+	l := &link{code: c, slot: slot}
+	engines, err := c.engine.engines, error(nil)
+	if c.img.quick {
+		engines, err = c.engine.quick()
 	}
-	l := &link{slot: slot}
-	l.c.engine = engine
-	var err error
+	switch {
+	case err != nil:
+		return nil, err
+	case l.pooled():
+		l.c.engine = c.engine.pooled
+	case path == PathCore && c.img.Snapshot.Detached:
+		l.c.engine = engines.detached
+	default:
+		l.c.engine = engines.plain
+	}
 	if path == PathCore {
 		err = c.linkCore(l)
 	} else {
 		err = c.linkComponent(l)
 	}
 	if err != nil {
+		l.free()
 		return nil, err
 	}
 	c.links[slot] = l
@@ -182,7 +300,7 @@ func (c *Code) linkCore(l *link) error {
 	if l.module, err = deserialized(l.c.engine, code); err != nil {
 		return err
 	}
-	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.module) })
+	l.frees = append(l.frees, func() { C.wasmtime_module_delete(l.module) })
 	l.sigs = exportedFuncs(l.module)
 	if err := checkSigs(l.sigs); err != nil {
 		return err
@@ -194,7 +312,7 @@ func (c *Code) linkCore(l *link) error {
 // bindImports binds the module to WASI and to the host's functions.
 func (c *Code) bindImports(l *link) error {
 	linker := C.wasmtime_linker_new(l.c.engine)
-	c.frees = append(c.frees, func() { C.wasmtime_linker_delete(linker) })
+	l.frees = append(l.frees, func() { C.wasmtime_linker_delete(linker) })
 	bind := c.bindNames
 	if l.allocators = []string{"cabi_realloc"}; c.img.Plan != nil {
 		bind, l.allocators = c.bindPlan, nil
@@ -204,14 +322,14 @@ func (c *Code) bindImports(l *link) error {
 		return err
 	}
 	l.c.nallocators = C.uint32_t(len(l.allocators))
-	if l.c.allocators, err = c.cNames(l.allocators); err != nil {
+	if l.c.allocators, err = l.cNames(l.allocators); err != nil {
 		return err
 	}
 	var pre *C.wasmtime_instance_pre_t
 	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.module, &pre)); err != nil {
 		return invalid("%v", err)
 	}
-	c.frees = append(c.frees, func() { C.wasmtime_instance_pre_delete(pre) })
+	l.frees = append(l.frees, func() { C.wasmtime_instance_pre_delete(pre) })
 	l.c.pre = pre
 	if c.img.Snapshot.Detached {
 		return c.linkDetached(l)
@@ -268,9 +386,9 @@ func (c *Code) linkComponent(l *link) error {
 	if err := failure(C.wasmtime_component_deserialize(l.c.engine, bytePtr(code), C.size_t(len(code)), &comp)); err != nil {
 		return stale(err.Error())
 	}
-	c.frees = append(c.frees, func() { C.wasmtime_component_delete(comp) })
+	l.frees = append(l.frees, func() { C.wasmtime_component_delete(comp) })
 	linker := C.wasmtime_component_linker_new(l.c.engine)
-	c.frees = append(c.frees, func() { C.wasmtime_component_linker_delete(linker) })
+	l.frees = append(l.frees, func() { C.wasmtime_component_linker_delete(linker) })
 	C.wasmtime_component_linker_allow_shadowing(linker, true)
 	for _, i := range c.img.Imports {
 		if engineProvides(i.Interface) && !c.host.provides(i.Interface) {

@@ -37,9 +37,10 @@ const (
 // Engine.
 type Engine struct {
 	cfg Config
-	// pooled is the engine with the pool, or nil. plain, which allocates instances on demand, is used for compiling and
-	// when the pool is full. detached runs guests whose memory is detached; their memories are those of memory.c.
-	pooled, plain, detached *C.wasm_engine_t
+	engines
+	pooled *C.wasm_engine_t // the engine with the pool, or nil
+	// quick returns the engines for quick code, which has no pool.
+	quick func() (engines, error)
 
 	overflow   atomic.Int64 // instances outside the pool
 	forwarders forwarders
@@ -75,14 +76,12 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{cfg: cfg}
 	var err error
-	if e.plain, err = e.open(0, nil); err != nil {
+	if e.engines, err = e.openBoth(false); err != nil {
 		return nil, err
 	}
-	if e.detached, err = e.open(0, slots); err != nil {
-		return nil, err
-	}
+	e.quick = sync.OnceValues(func() (engines, error) { return e.openBoth(true) })
 	if cfg.Instances > 0 {
-		if e.pooled, err = e.open(cfg.Instances, e.pool); err != nil {
+		if e.pooled, err = e.open(cfg.Instances, false, e.pool); err != nil {
 			return nil, err
 		}
 		if err := openPagemap(cfg.Logger); err != nil {
@@ -92,9 +91,29 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
+// engines are those of one compiler. plain, which allocates instances on demand, is used for compiling and when the pool is
+// full. detached runs guests whose memory is detached; their memories are those of memory.c.
+type engines struct{ plain, detached *C.wasm_engine_t }
+
+func (e *Engine) openBoth(quick bool) (both engines, err error) {
+	if both.plain, err = e.open(0, quick, nil); err == nil {
+		both.detached, err = e.open(0, quick, slots)
+	}
+	return both, err
+}
+
+// compiler returns the engine that compiles.
+func (e *Engine) compiler() (*C.wasm_engine_t, error) {
+	if !e.cfg.Quick {
+		return e.plain, nil
+	}
+	q, err := e.quick()
+	return q.plain, err
+}
+
 // open makes a wasmtime engine whose memories are allocated as allocate configures, for a number of instances if there is a
-// pool. An engine can load code that another engine compiled, because they differ only in how they allocate.
-func (e *Engine) open(instances int, allocate func(*C.wasm_config_t)) (*C.wasm_engine_t, error) {
+// pool. An engine can load what another engine of the same compiler has compiled, because they differ only in how they allocate.
+func (e *Engine) open(instances int, quick bool, allocate func(*C.wasm_config_t)) (*C.wasm_engine_t, error) {
 	c := C.wasm_config_new()
 	C.wasmtime_config_strategy_set(c, C.WASMTIME_STRATEGY_CRANELIFT)
 	C.wasmtime_config_cranelift_opt_level_set(c, C.WASMTIME_OPT_LEVEL_SPEED)
@@ -102,6 +121,9 @@ func (e *Engine) open(instances int, allocate func(*C.wasm_config_t)) (*C.wasm_e
 	C.wasmtime_config_native_unwind_info_set(c, false) // backtraces use frame pointers
 	C.wasmtime_config_epoch_interruption_set(c, true)
 	C.tripod_config_proposals(c)
+	if quick {
+		C.tripod_config_quick(c)
+	}
 	if allocate != nil {
 		allocate(c)
 	}
@@ -159,7 +181,7 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 	if err != nil {
 		return nil, err
 	}
-	img := &image{}
+	img := &image{quick: e.cfg.Quick}
 	for _, m := range append(bin.Modules, bin.Nested...) {
 		if err := checkDeclared(m, e.cfg); err != nil {
 			return nil, err
@@ -267,7 +289,11 @@ func (e *Engine) compileModule(ctx context.Context, binary []byte, m wasmbin.Mod
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	img.module, err = compiled(e.plain, m.Code)
+	compiler, err := e.compiler()
+	if err != nil {
+		return err
+	}
+	img.module, err = compiled(compiler, m.Code)
 	return err
 }
 
@@ -362,13 +388,17 @@ func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	compiler, err := e.compiler()
+	if err != nil {
+		return nil, err
+	}
 	var c *C.wasmtime_component_t
-	if err := failure(C.wasmtime_component_new(e.plain, bytePtr(wasm), C.size_t(len(wasm)), &c)); err != nil {
+	if err := failure(C.wasmtime_component_new(compiler, bytePtr(wasm), C.size_t(len(wasm)), &c)); err != nil {
 		return nil, invalid("%v", err)
 	}
 	defer C.wasmtime_component_delete(c)
 	img.inspection = inspection{Component: true, MinMemory: img.MinMemory, Memories: img.Memories, InstanceSize: img.InstanceSize}
-	if err := inspect(e.plain, c, &img.inspection); err != nil {
+	if err := inspect(compiler, c, &img.inspection); err != nil {
 		return nil, err
 	}
 	if err := img.checkImports(opts.Provided); err != nil {

@@ -25,7 +25,7 @@ type Func struct {
 	prog *C.tw_prog
 
 	mu    sync.Mutex
-	bound [4]*C.tw_func // indexed by link.slot
+	bound map[*link]*C.tw_func
 }
 
 // String returns the function's full name.
@@ -53,10 +53,10 @@ func (c *Code) Func(sig Signature) (*Func, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Func{code: c, item: item, prog: prog}
+	f := &Func{code: c, item: item, prog: prog, bound: map[*link]*C.tw_func{}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.frees = append(c.frees, func() { C.tw_prog_free(prog) }, f.free)
+	c.frees, c.funcs = append(c.frees, func() { C.tw_prog_free(prog) }), append(c.funcs, f)
 	return f, nil
 }
 
@@ -106,7 +106,11 @@ func sameTypes(item Item, params []*wit.Type, result *wit.Type) error {
 
 // coreFunc checks the types of the core functions that implement item, because calls on the core path are unchecked.
 func (c *Code) coreFunc(item Item, params []*wit.Type, result *wit.Type) error {
-	e, want := c.links[slotOf(PathCore, c.pooled(PathCore))].coreExport(c.img, item), coreType(params, result)
+	l, err := c.linked(PathCore, c.pooled(PathCore))
+	if err != nil {
+		return err
+	}
+	e, want := l.coreExport(c.img, item), coreType(params, result)
 	if e.sig != want {
 		return invalid("%v: its core function has type %q, not %q", item, e.sig, want)
 	}
@@ -122,7 +126,7 @@ func postReturn(item Item) string { return "cabi_post_" + item.String() }
 func (f *Func) bind(l *link) (*C.tw_func, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if b := f.bound[l.slot]; b != nil {
+	if b := f.bound[l]; b != nil {
 		return b, nil
 	}
 	b, err := callocOne[C.tw_func]()
@@ -140,22 +144,25 @@ func (f *Func) bind(l *link) (*C.tw_func, error) {
 		C.free(unsafe.Pointer(b))
 		return nil, fmt.Errorf("the guest does not export %v: %w", f.item, errdefs.ErrNotFound)
 	}
-	f.bound[l.slot] = b
+	f.bound[l] = b
 	return b, nil
 }
 
-func (f *Func) free() {
-	for _, b := range f.bound {
-		if b == nil {
-			continue
-		}
-		C.free(unsafe.Pointer(b.name))
-		C.free(unsafe.Pointer(b.post))
-		if b.index != nil {
-			C.wasmtime_component_export_index_delete((*C.wasmtime_component_export_index_t)(b.index))
-		}
-		C.free(unsafe.Pointer(b))
+// unbind frees the record of the function for a link without instances, if there is one.
+func (f *Func) unbind(l *link) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := f.bound[l]
+	if b == nil {
+		return
 	}
+	delete(f.bound, l)
+	C.free(unsafe.Pointer(b.name))
+	C.free(unsafe.Pointer(b.post))
+	if b.index != nil {
+		C.wasmtime_component_export_index_delete((*C.wasmtime_component_export_index_t)(b.index))
+	}
+	C.free(unsafe.Pointer(b))
 }
 
 func exportIndex(c *C.wasmtime_component_t, item Item) *C.wasmtime_component_export_index_t {

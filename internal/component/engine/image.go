@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/gob"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -33,17 +34,25 @@ const (
 // change them.
 type image struct {
 	inspection
+	quick                     bool   // by Config.Quick
 	component, memory, module []byte // serialized by wasmtime, and empty if absent
 }
 
 const imageMagic = "TRIPODWX"
+
+// quickMark follows the fingerprint in images of quick code.
+const quickMark = " quick"
 
 func (i *image) encode() ([]byte, error) {
 	var head bytes.Buffer
 	if err := gob.NewEncoder(&head).Encode(&i.inspection); err != nil {
 		return nil, fmt.Errorf("encode the inspection: %w", err)
 	}
-	parts := [][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.memory, i.module}
+	made := Fingerprint()
+	if i.quick {
+		made += quickMark
+	}
+	parts := [][]byte{[]byte(made), head.Bytes(), i.component, i.memory, i.module}
 	size := 1024
 	for _, part := range parts {
 		size += len(part)
@@ -74,10 +83,11 @@ func decodeImage(b []byte) (*image, error) {
 		length := binary.LittleEndian.Uint32(rest)
 		parts, rest = append(parts, rest[4:4+length]), rest[4+length:]
 	}
-	if string(parts[0]) != Fingerprint() {
-		return nil, stale(fmt.Sprintf("it was made by %s, this is %s", parts[0], Fingerprint()))
+	made, quick := strings.CutSuffix(string(parts[0]), quickMark)
+	if made != Fingerprint() {
+		return nil, stale(fmt.Sprintf("it was made by %s, this is %s", made, Fingerprint()))
 	}
-	i := &image{component: parts[2], memory: parts[3], module: parts[4]}
+	i := &image{quick: quick, component: parts[2], memory: parts[3], module: parts[4]}
 	if err := gob.NewDecoder(bytes.NewReader(parts[1])).Decode(&i.inspection); err != nil {
 		return nil, stale(err.Error())
 	}
@@ -120,8 +130,8 @@ var waitingFuncs = []string{"poll_oneoff", "fd_read", "fd_pread", "sock_accept",
 // describeModule describes a guest that is a core module. An export named INTERFACE#NAME is a function of that interface.
 func (i *inspection) describeModule(m wasmbin.Module) {
 	i.describeCore(m)
-	for name, kind := range m.Exports {
-		if kind != wasmbin.Func || strings.HasPrefix(name, "cabi_post_") {
+	for _, name := range slices.Sorted(maps.Keys(m.Exports)) {
+		if m.Exports[name] != wasmbin.Func || strings.HasPrefix(name, "cabi_post_") {
 			continue
 		}
 		item := Item{Name: name}

@@ -96,30 +96,25 @@ func (c *Code) Instantiate(ctx context.Context, opts InstanceOptions) (*Instance
 var errNoRoom = fmt.Errorf("no room for one more instance: %w", errdefs.ErrResourceExhausted)
 
 func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts InstanceOptions, strs []byte) (*Instance, error) {
-	l, err := c.linked(path, pooled)
-	if err != nil {
-		return nil, err
-	}
-	i := &Instance{code: c, link: l, opts: opts, killed: make(chan struct{})}
+	i := &Instance{code: c, opts: opts, killed: make(chan struct{})}
 	i.idle.L = &i.mu
+	var err error
 	if i.limit, err = i.memoryLimit(); err != nil {
 		return nil, err
 	}
-	if err := c.addUsers(1); err != nil {
+	l, err := c.acquire(path, pooled)
+	if err != nil {
 		return nil, err
 	}
-	if err := c.initialMemory(l); err != nil {
-		_ = c.addUsers(-1)
-		return nil, err
-	}
-	if !pooled {
+	i.link = l
+	if !l.pooled() {
 		room := c.engine.cfg.Overflow
-		if path == PathCore && c.img.Snapshot.Detached { // it leaves its place in the pool to others
+		if pooled || path == PathCore && c.img.Snapshot.Detached { // it leaves its place in the pool to others
 			room += c.engine.cfg.Instances
 		}
 		if n := c.engine.overflow.Add(1); n > int64(room) {
 			c.engine.overflow.Add(-1)
-			_ = c.addUsers(-1)
+			l.drop()
 			return nil, fmt.Errorf("%w (%d in the pool, %d outside it)", errNoRoom, c.engine.cfg.Instances, n-1)
 		}
 		i.overflow = true

@@ -131,10 +131,8 @@ func memoryBytes(cx *C.wasmtime_context_t, m *C.wasmtime_memory_t) []byte {
 }
 
 // initialMemory makes the image of a detached module's memory on first use: it is what an instance of the memory's own
-// module begins with, beside the pool.
+// module begins with, beside the pool. The caller holds c.mu.
 func (c *Code) initialMemory(l *link) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if l.memory == nil {
 		return nil
 	}
@@ -163,7 +161,7 @@ func (c *Code) initialMemory(l *link) error {
 		return err
 	}
 	l.c.detached.initial = image
-	c.frees = append(c.frees, func() { C.tw_image_close(image) })
+	l.frees = append(l.frees, func() { C.tw_image_close(image) })
 	C.wasmtime_module_delete(l.memory)
 	l.memory = nil
 	return nil

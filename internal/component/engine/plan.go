@@ -141,17 +141,17 @@ func (h *hostTable) planned(f wasmbin.HostFunc) (*C.tw_hostfn, error) {
 	return nil, invalid("import %s#%s: nothing provides it", f.Interface, f.Name)
 }
 
-// cNames copies strings to C memory, which is freed with the code.
-func (c *Code) cNames(names []string) (**C.char, error) {
+// cNames copies strings to C memory, which is freed with the link.
+func (l *link) cNames(names []string) (**C.char, error) {
 	size := C.size_t(len(names)) * C.size_t(unsafe.Sizeof((*C.char)(nil)))
 	p := (**C.char)(C.tw_zeroed(size))
 	if p == nil {
 		return nil, ErrStarved
 	}
-	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(p)) })
+	l.frees = append(l.frees, func() { C.free(unsafe.Pointer(p)) })
 	for n, name := range names {
 		s, free := cString(name)
-		c.frees = append(c.frees, free)
+		l.frees = append(l.frees, free)
 		unsafe.Slice(p, len(names))[n] = s
 	}
 	return p, nil

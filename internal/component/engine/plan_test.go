@@ -165,6 +165,9 @@ func TestPlanWithoutMemory(t *testing.T) {
 // TestParts: a component of several core modules that uses everything that has an index gives the same results as one module
 // as by the component path, which connects the modules themselves.
 func TestParts(t *testing.T) {
+	if quickTests {
+		t.Skip("TRIPOD_TEST_QUICK is set, and Winch has no tail calls")
+	}
 	for file, cases := range map[string]uint32{"parts.wasm": 10, "order.wasm": 1} {
 		codes := []*Code{
 			guestBy(t, testEngine(t), read(t, file), Host{}, CompileOptions{}),

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"testing"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
@@ -218,10 +219,13 @@ func TestDifferential(t *testing.T) {
 var shared *Engine
 
 // testEngine returns an engine that all tests share, as in a worker.
+// quickTests makes the tests compile their guests by Winch: what holds for optimised code holds for quick code.
+var quickTests = os.Getenv("TRIPOD_TEST_QUICK") != ""
+
 func testEngine(t testing.TB) *Engine {
 	t.Helper()
 	if shared == nil {
-		e, err := New(Config{Instances: 300, Overflow: 10})
+		e, err := New(Config{Instances: 300, Overflow: 10, Quick: quickTests})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -62,7 +62,7 @@ func (c *Code) linkDetached(l *link) error {
 	if l.memory, err = deserialized(c.engine.plain, c.img.memory); err != nil {
 		return err
 	}
-	c.frees = append(c.frees, func() {
+	l.frees = append(l.frees, func() {
 		if l.memory != nil {
 			C.wasmtime_module_delete(l.memory)
 		}
@@ -71,7 +71,7 @@ func (c *Code) linkDetached(l *link) error {
 	if err != nil {
 		return err
 	}
-	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(d)) })
+	l.frees = append(l.frees, func() { C.free(unsafe.Pointer(d)) })
 	*d = C.tw_detached{nglobals: C.uint32_t(c.img.Snapshot.Globals), ntables: C.uint32_t(c.img.Snapshot.Tables)}
 	l.c.detached = d
 	return nil
@@ -185,13 +185,11 @@ func (c *Code) Initial(account *Account) (*Snapshot, error) {
 	if c.path != PathCore || !c.img.Snapshot.Detached {
 		return nil, nil
 	}
-	l, err := c.linked(PathCore, false)
+	l, err := c.acquire(PathCore, false)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.initialMemory(l); err != nil {
-		return nil, err
-	}
+	defer l.drop()
 	own := l.c.detached.initial
 	s := &Snapshot{link: l, size: uint64(own.size)}
 	fd, err := unix.FcntlInt(uintptr(own.fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -274,9 +272,9 @@ func spanOf(data []wasmbin.Data) uint64 {
 }
 
 // begin returns the C half of the snapshot for an instance of a link, until end is called on it. It returns nil if the
-// snapshot is closed or belongs to another link.
+// snapshot is closed, or belongs to another guest or engine. It is a memory, so it does not matter which machine code has made it.
 func (s *Snapshot) begin(l *link) *C.tw_snapshot {
-	if s == nil || s.link != l {
+	if s == nil || s.link.code != l.code || s.link.slot != l.slot {
 		return nil
 	}
 	s.mu.Lock()

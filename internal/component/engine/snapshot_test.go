@@ -52,15 +52,21 @@ func snapshotModule(prepare []byte) []byte {
 
 func (b *bin) zeroResult() *bin { return b.i32(64) }
 
-// loaded compiles and loads a guest.
-func loaded(t *testing.T, e *Engine, wasm []byte) *Code {
-	t.Helper()
+// snapshotOptions are those of guests of snapshotModule.
+func snapshotOptions() CompileOptions {
 	opts := rawOptions()
 	opts.ModuleHost.Funcs = append(opts.ModuleHost.Funcs, HostFunc{
 		Interface: "tripod:grpc/raw@0.1.0", Name: "[constructor]thing", Params: []*wit.Type{tU32}, Result: tOwn,
 		Call: func(*HostCall, []byte) ([]byte, error) { return u32s(1), nil },
 	})
 	opts.ModuleHost.Resources = thingsHost().Resources
+	return opts
+}
+
+// loaded compiles and loads a guest.
+func loaded(t *testing.T, e *Engine, wasm []byte) *Code {
+	t.Helper()
+	opts := snapshotOptions()
 	image, err := e.Compile(t.Context(), wasm, opts)
 	if err != nil {
 		t.Fatal(err)
