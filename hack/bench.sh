@@ -576,8 +576,8 @@ $(cat "$dir/wasm-serve.md")
 
 ### First start
 
-The node pulls examples/wasm/greeter-go, a gRPC server in Go, and starts its first pod at once, which waits for the compilation.
-Further pods have the code.
+The node pulls examples/wasm/greeter-go, a gRPC server in Go, and starts its first pod at once, which begins with quick code.
+Further pods start while the optimised code is compiled.
 
 $(cat "$dir/wasm-first.md")
 

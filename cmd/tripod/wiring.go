@@ -295,7 +295,7 @@ func wasmConfig(c *config.Config) wasm.Config {
 			Sockets: c.Wasm.MaxSockets},
 		Pairs:          wasm.Pairs{Bytes: c.Wasm.KeyvalueBytes, Keys: c.Wasm.KeyvalueKeys},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory, Origins: c.Wasm.CORSOrigins,
-		CompileParallel: c.Wasm.CompileParallel, CompiledLayers: compiledLayers(c),
+		CompileParallel: c.Wasm.CompileParallel, QuickCode: c.Wasm.QuickCode, CompiledLayers: compiledLayers(c),
 		LogLevel: c.Log.Level,
 	}
 }

@@ -147,6 +147,7 @@ type Wasm struct {
 	CompileMemory   int64    `toml:"compile_memory"`
 	CORSOrigins     []string `toml:"cors_origins"`
 	CompileParallel int      `toml:"compile_parallel"`
+	QuickCode       bool     `toml:"quick_code"`
 	// CompiledLayers are the rules about compiled code in images; without a rule it is not used.
 	CompiledLayers []CompiledLayer `toml:"compiled_layer"`
 }

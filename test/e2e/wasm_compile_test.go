@@ -75,7 +75,7 @@ func TestWasmCompiledAtPull(t *testing.T) {
 			}
 		}
 	}
-	const one = `tripod_component_compile_duration_seconds_count{result="compiled"} 1`
+	const one = `tripod_component_compile_duration_seconds_count{code="optimised",result="compiled"} 1`
 	if figures := get(t, "http://"+address+"/metrics"); !strings.Contains(figures, one) {
 		t.Errorf("metrics have not one compilation:\n%s", figures)
 	}

@@ -2,14 +2,19 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 const echoProto = `syntax = "proto3";
@@ -121,10 +126,27 @@ func newEchoServes(t *testing.T, lang string, more ...string) (dir string) {
 	}
 	image := pushWasm(t, dir, "pushed/echo-"+lang+":1")
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
-	_, s := startComponent(t, d, image, "echo.v1.Echo")
-	if got := s.call("echo.v1.Echo/Say", `{"text":"a","id":"9007199254740993"}`); got != `{"text":"a","id":"9007199254740993"}` {
-		t.Errorf("Say: got %s, want the request", got)
+	c, s := startComponent(t, d, image, "echo.v1.Echo") // 20 MB that the node has never seen: it begins with quick code
+	said := func(code string) {
+		t.Helper()
+		if got := s.call("echo.v1.Echo/Say", `{"text":"a","id":"9007199254740993"}`); got != `{"text":"a","id":"9007199254740993"}` {
+			t.Errorf("Say by %s code: got %s, want the request", code, got)
+		}
 	}
+	quick := func() bool {
+		t.Helper()
+		status, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(fmt.Sprint(status.Info), `"quickCode":true`)
+	}
+	if !quick() {
+		t.Error("the pod has waited for optimised code")
+	}
+	said("quick")
+	until.Within(t, 2*time.Minute, "the pod runs optimised code", func() bool { return !quick() })
+	said("optimised")
 	for method, want := range map[string][]string{"Collect": {`{}`}, "Talk": {`{"text":"a"}`, `{"text":"b"}`}} {
 		if got, err := s.exchange("echo.v1.Echo/"+method, `{"text":"a"}`, `{"text":"b"}`); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, error %v; want %v", method, got, err, want)

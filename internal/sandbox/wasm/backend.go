@@ -68,6 +68,8 @@ type Config struct {
 	CompileTimeout  time.Duration
 	CompileMemory   int64
 	CompileParallel int
+	// QuickCode lets pods with a large component begin with quick code, unless they demand optimised code.
+	QuickCode bool
 	// CompiledLayers say which compiled code in images is used.
 	CompiledLayers []CompiledLayers
 	// LogLevel is the workers' slog level.
@@ -220,6 +222,7 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
 		recovered: make(chan struct{}), dialerLost: make(chan struct{}, 1),
 	}
+	b.cache.improved = func() { go guard.Func(b.log, "optimised code", b.improve)() }
 	b.precompiler = newPrecompiler(b.cache, b.catalog, func(c sandbox.Compilation) { b.ledger.Report(sandbox.Event{Compilation: &c}) })
 	b.keeper.exited, b.keeper.fellBack, b.keeper.died, b.keeper.reconnected = b.podExited, b.podFellBack, b.workerDied, b.resync
 	b.keeper.hasPods = b.hasPods

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -44,10 +45,15 @@ type cache struct {
 	compiler *compiler
 	log      *slog.Logger
 
-	// changed is called when a compilation begins and when it ends.
+	// changed is called when a compilation of optimised code begins and when it ends.
 	changed func(ctx context.Context, id codeID, c sandbox.Compilation)
-	figures compileFigures
-	layers  *layers
+	// improved is called when optimised code was made.
+	improved func()
+	// If quick is set, pods with a component of more than quickAbove bytes begin with quick code.
+	quick      bool
+	quickAbove int64
+	figures    compileFigures
+	layers     *layers
 	// compiling counts the flights.
 	compiling sync.WaitGroup
 
@@ -103,34 +109,103 @@ type flight struct {
 func newCache(cfg setup, compiler *compiler) *cache {
 	return &cache{
 		dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, figures: newCompileFigures(compiler.queue), layers: newLayers(cfg),
-		changed: func(context.Context, codeID, sandbox.Compilation) {}, flights: map[codeID]*flight{}, failed: map[string]failure{},
+		changed: func(context.Context, codeID, sandbox.Compilation) {}, improved: func() {}, quick: cfg.QuickCode, quickAbove: quickAbove,
+		flights: map[codeID]*flight{}, failed: map[string]failure{},
 	}
+}
+
+// quickAbove is cache.quickAbove. Smaller components are compiled in a second or two anyway.
+const quickAbove = 2 << 20
+
+// codeMode says with which code a pod begins. By default a command waits for optimised code, because it is one instance until it
+// ends, and instances keep the code with which they begin.
+type codeMode string
+
+const (
+	codeAuto      codeMode = "auto"
+	codeQuick     codeMode = "quick"
+	codeOptimised codeMode = "optimised"
+)
+
+// waits reports whether a component of a world waits for optimised code.
+func (m codeMode) waits(world wit.World) bool {
+	return m == codeOptimised || m == codeAuto && world == wit.WorldCommand
 }
 
 // open returns the verified code of a component, as a file at offset 0. It compiles the component if needed, unless its
 // image has code that this node accepts. Concurrent callers whose images accept the same keys share one compilation, which is
 // cancelled once every caller's context has ended. A component that the compiler has refused recently is refused with the
 // same error.
-func (c *cache) open(ctx context.Context, component source) (*os.File, error) {
+//
+// Unless the mode is to wait for optimised code, a large component is also compiled quickly, and open returns the code that is
+// there first. The compilation of optimised code then goes on.
+func (c *cache) open(ctx context.Context, component source, mode codeMode) (code *os.File, quick bool, err error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	digest := component.Wasm.Digest.String()
 	if code, err := c.verified(engine, component); err == nil {
-		return code, nil
+		return code, false, nil
 	} else if !errdefs.IsNotFound(err) {
 		c.log.Warn("compiled code is damaged; compiling again", "component", digest, "err", err)
 	}
 	if err := c.refused(digest); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	f := c.join(ctx, engine, priorityPod, component)
+	join := c.optimised
+	if c.quick && component.Wasm.Size > c.quickAbove && !mode.waits(component.world(ctx)) {
+		join = c.first
+	}
+	f := join(ctx, engine, component)
 	defer c.leave(f)
 	if err := f.wait(ctx); err != nil {
-		return nil, err
+		return nil, false, err
 	}
+	code, err = f.open()
+	return code, f.id.quick, err
+}
+
+// open opens the code of a flight that has ended.
+func (f *flight) open() (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // each caller gets its own file offset
+}
+
+// optimised joins the compilation of optimised code, for a pod that waits for it.
+func (c *cache) optimised(ctx context.Context, engine string, component source) *flight {
+	return c.join(ctx, engine, priorityPod, component, false)
+}
+
+// first compiles a component quickly and with optimisation, and returns the compilation that ends first. The quick code is kept
+// until the other compilation has ended, which no pod waits for unless the quick compiler refuses the component.
+func (c *cache) first(ctx context.Context, engine string, component source) *flight {
+	c.mu.Lock()
+	id := component.id()
+	id.quick = true
+	_, flying := c.flights[id]
+	c.mu.Unlock()
+	best, quick := c.join(ctx, engine, priorityPull, component, false), c.join(ctx, engine, priorityPod, component, true)
+	if !flying { // one caller is enough to keep both
+		kept := c.join(ctx, engine, priorityPull, component, false)
+		c.join(ctx, engine, priorityPod, component, true)
+		go guard.Func(c.log, "optimised code", func() {
+			<-kept.done
+			c.leave(kept)
+			c.leave(quick)
+		})()
+	}
+	select {
+	case <-best.done:
+	case <-quick.done:
+	case <-ctx.Done():
+	}
+	if guard.IsClosed(best.done) || guard.IsClosed(quick.done) && quick.err != nil {
+		defer c.leave(best)
+		c.leave(quick)
+		return c.optimised(ctx, engine, component) // the same one, or its result
+	}
+	c.leave(best)
+	return quick
 }
 
 // refused returns the error of a recent compilation if another one would fail, too.
@@ -153,7 +228,7 @@ func (c *cache) prepare(ctx context.Context, p priority, component source) (func
 	if _, ok := c.stored(engine, component); ok || c.refused(component.Wasm.Digest.String()) != nil {
 		return nil, nil
 	}
-	f := c.join(ctx, engine, p, component)
+	f := c.join(ctx, engine, p, component, false)
 	return func(ctx context.Context) error {
 		defer c.leave(f)
 		return f.wait(ctx)
@@ -171,10 +246,11 @@ func (f *flight) wait(ctx context.Context) error {
 }
 
 // join joins the component's compilation if one is queued or in progress, and queues one otherwise.
-func (c *cache) join(ctx context.Context, engine string, p priority, component source) *flight {
+func (c *cache) join(ctx context.Context, engine string, p priority, component source, quick bool) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	id := component.id()
+	id.quick = quick
 	f := c.flights[id]
 	if f == nil {
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -193,10 +269,12 @@ func (c *cache) fly(ctx context.Context, engine string, f *flight, component sou
 	defer f.ticket.leave()
 	began := time.Now()
 	result := sandbox.Compilation{State: sandbox.CompilationDone}
-	_ = guard.Call(c.log, "code of an image", func() (err error) {
-		f.code, result.Key, err = c.install(ctx, engine, component)
-		return err // install has logged and counted it
-	})
+	if !f.id.quick {
+		_ = guard.Call(c.log, "code of an image", func() (err error) {
+			f.code, result.Key, err = c.install(ctx, engine, component)
+			return err // install has logged and counted it
+		})
+	}
 	if f.code != nil {
 		result.Took = time.Since(began)
 		c.log.Info("compiled code taken from the image", "component", f.id.digest, "image", component.ImageID, "key", result.Key, "took", result.Took)
@@ -209,28 +287,37 @@ func (c *cache) fly(ctx context.Context, engine string, f *flight, component sou
 	}
 	began = time.Now()
 	close(f.compiling)
-	result.LayerRefused = c.layers.refusal(f.id)
-	c.changed(ctx, f.id, sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: result.LayerRefused})
+	if !f.id.quick {
+		result.LayerRefused = c.layers.refusal(f.id)
+		c.changed(ctx, f.id, sandbox.Compilation{State: sandbox.CompilationRunning, LayerRefused: result.LayerRefused})
+	}
 	f.err = guard.Call(c.log, "compilation", func() (err error) {
-		f.code, err = c.make(ctx, engine, f.ticket, component)
+		f.code, err = c.make(ctx, engine, f, component)
 		return err
 	})
 	result.Took = time.Since(began)
 	if f.err != nil {
 		result.State, result.Reason = sandbox.CompilationFailed, f.err.Error()
-		c.log.Warn("component was not compiled", "component", f.id.digest, "took", result.Took, "err", f.err)
+		c.log.Warn("component was not compiled", "component", f.id.digest, "quick", f.id.quick, "took", result.Took, "err", f.err)
 	} else {
-		c.log.Info("component compiled", "component", f.id.digest, "took", result.Took)
+		c.log.Info("component compiled", "component", f.id.digest, "quick", f.id.quick, "took", result.Took)
 	}
-	c.figures.ended(ctx, result)
+	c.figures.ended(ctx, result, f.id.quick)
 	c.land(ctx, f, result)
 }
 
 // land records the result of a flight, wakes its callers and reports the result.
 func (c *cache) land(ctx context.Context, f *flight, result sandbox.Compilation) {
+	if f.id.quick { // another compiler may accept what this one refuses
+		close(f.done)
+		return
+	}
 	c.remember(ctx, f.id.digest, f.err)
 	close(f.done)
 	c.changed(ctx, f.id, result)
+	if f.err == nil {
+		c.improved()
+	}
 }
 
 // remember records the result of a compilation. A cancelled one says nothing about the component.
@@ -284,16 +371,16 @@ func (c *cache) leave(f *flight) {
 	}()
 }
 
-// make compiles a component and stores the code. It returns the code even if storing fails.
-func (c *cache) make(ctx context.Context, engine string, t *ticket, component source) (*os.File, error) {
+// make compiles a component and stores the code, unless it is quick. It returns the code even if storing fails.
+func (c *cache) make(ctx context.Context, engine string, f *flight, component source) (*os.File, error) {
 	in, err := component.OpenWasm(ctx, component.images)
 	if err != nil {
 		return nil, err
 	}
 	defer in.Close()
-	code, err := c.compiler.compile(ctx, in, t)
-	if err != nil {
-		return nil, err
+	code, err := c.compiler.compile(ctx, in, f.id.quick, f.ticket)
+	if err != nil || f.id.quick {
+		return code, err
 	}
 	if err := c.keep(ctx, entry{Digest: component.Wasm.Digest.String(), Engine: engine}, code); err != nil {
 		code.Close()
@@ -393,6 +480,16 @@ func (c *cache) stored(engine string, component source) (entry, bool) {
 		}
 	}
 	return entry{}, false
+}
+
+// has reports whether there is optimised code of a component.
+func (c *cache) has(component source) bool {
+	engine, err := c.compiler.engine()
+	if err != nil {
+		return false
+	}
+	_, ok := c.stored(engine, component)
+	return ok
 }
 
 // verified opens code after checking it against its entry. It returns errdefs.ErrNotFound if there is no code, or only such

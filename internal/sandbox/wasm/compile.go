@@ -111,7 +111,7 @@ const idlePatience = 10
 
 // compile compiles a component into a memory file, so that the compiler needs no access to files. The ticket must have
 // been admitted. compile returns errdefs.ErrInvalidArgument with the compiler's message if the component is invalid.
-func (c *compiler) compile(ctx context.Context, component *os.File, t *ticket) (_ *os.File, err error) {
+func (c *compiler) compile(ctx context.Context, component *os.File, quick bool, t *ticket) (_ *os.File, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	limit := time.AfterFunc(idlePatience*c.cfg.CompileTimeout, func() {
@@ -128,7 +128,7 @@ func (c *compiler) compile(ctx context.Context, component *os.File, t *ticket) (
 			code.Close()
 		}
 	}()
-	stderr, err := c.run(ctx, component, code, t)
+	stderr, err := c.run(ctx, component, code, quick, t)
 	if err != nil {
 		return nil, compileError(ctx, err, stderr)
 	}
@@ -137,9 +137,9 @@ func (c *compiler) compile(ctx context.Context, component *os.File, t *ticket) (
 
 // run runs the compiler and returns the end of its standard error. The kernel kills the compiler when the thread that
 // started it ends (Pdeathsig), so the goroutine that starts the compiler stays locked to its thread.
-func (c *compiler) run(ctx context.Context, component, code *os.File, t *ticket) ([]byte, error) {
+func (c *compiler) run(ctx context.Context, component, code *os.File, quick bool, t *ticket) ([]byte, error) {
 	config, err := json.Marshal(workerapi.CompileConfig{
-		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,
+		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout, Quick: quick,
 	})
 	if err != nil {
 		return nil, err

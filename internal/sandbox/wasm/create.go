@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -81,9 +82,13 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 // prepare compiles the component. If the pod's worker is shared, prepare also loads the component, without running a
 // guest. If the component must not run in a shared worker, prepare gives the pod its own worker.
 func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, comp *component) error {
+	o, err := b.optionsOf(p, c)
+	if err != nil {
+		return err
+	}
 	scope := b.scopeOf(p, c)
 	if isOwn(scope) {
-		code, err := b.cache.open(ctx, b.cache.layers.source(ctx, comp.artifact))
+		code, _, err := b.cache.open(ctx, b.cache.layers.source(ctx, comp.artifact), o.code)
 		if err != nil {
 			return err
 		}
@@ -93,7 +98,7 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	if err != nil {
 		return err
 	}
-	loaded, err := b.load(ctx, w, comp.artifact, comp.digest)
+	loaded, err := b.load(ctx, w, comp.artifact, comp.digest, o.code)
 	if err == nil && loaded.OwnWorkerReason != "" {
 		err = b.assignOwnWorker(p, loaded.OwnWorkerReason)
 	}
@@ -102,13 +107,13 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 
 // load loads a component into a worker, unless the component is already loaded. If the worker refuses the code because
 // the code is damaged or was compiled for another engine, load compiles the component again, once.
-func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
+func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string, mode codeMode) (workerapi.Loaded, error) {
 	from := b.cache.layers.source(ctx, a)
-	loaded, err := b.loadOnce(ctx, w, from, description)
+	loaded, err := b.loadOnce(ctx, w, from, description, mode)
 	if errdefs.IsFailedPrecondition(err) {
 		b.log.Warn("worker refused the code; compiling again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
 		b.cache.forget(from)
-		loaded, err = b.loadOnce(ctx, w, from, description)
+		loaded, err = b.loadOnce(ctx, w, from, description, mode)
 	}
 	if err != nil {
 		return loaded, fmt.Errorf("component of image %s: %w", a.ImageID, err)
@@ -116,15 +121,46 @@ func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, des
 	return loaded, nil
 }
 
-func (b *Backend) loadOnce(ctx context.Context, w *worker, from source, description string) (workerapi.Loaded, error) {
+// loadOnce loads a component into a worker. Quick code that the worker has is replaced if optimised code is there or is to be
+// waited for.
+func (b *Backend) loadOnce(ctx context.Context, w *worker, from source, description string, mode codeMode) (workerapi.Loaded, error) {
 	name := codeName(from, description)
-	return w.load(ctx, name, func(ctx context.Context) (workerapi.Code, error) {
-		comp, err := b.catalog.recall(ctx, from.Artifact, description)
-		if err != nil {
-			return workerapi.Code{}, err
+	code := func(mode codeMode) func(context.Context) (workerapi.Code, error) {
+		return func(ctx context.Context) (workerapi.Code, error) {
+			comp, err := b.catalog.recall(ctx, from.Artifact, description)
+			if err != nil {
+				return workerapi.Code{}, err
+			}
+			code := comp.code(name)
+			code.Image.File, code.Quick, err = b.cache.open(ctx, from, mode)
+			return code, err
 		}
-		code := comp.code(name)
-		code.Image.File, err = b.cache.open(ctx, from)
-		return code, err
-	})
+	}
+	loaded, err := w.load(ctx, name, code(mode))
+	if err != nil || !loaded.Quick || !mode.waits(loaded.World) && !b.cache.has(from) {
+		return loaded, err
+	}
+	w.forgetCode(name) // so that the worker is asked again
+	return w.load(ctx, name, code(codeOptimised))
 }
+
+// improve gives optimised code, as far as there is some, to the workers of pods that began with quick code.
+func (b *Backend) improve() {
+	ctx, cancel := context.WithTimeout(b.background, improveTime)
+	defer cancel()
+	for _, h := range b.ledger.All() {
+		s, l := h.Snapshot()
+		if l == nil || !l.quick.Load() || s.Artifact == nil || !b.cache.has(b.cache.layers.source(ctx, s.Artifact)) {
+			continue
+		}
+		loaded, err := b.load(ctx, l.worker, s.Artifact, s.Description, codeOptimised)
+		if err != nil {
+			b.log.Warn("a worker goes on with code that is not optimised", "container", h.ID, "worker", l.worker.name, "err", err)
+			continue
+		}
+		l.quick.Store(loaded.Quick)
+	}
+}
+
+// improveTime bounds how long workers take to load optimised code.
+const improveTime = 5 * time.Minute

@@ -37,6 +37,8 @@ type life struct {
 	container *sandbox.Container
 	// memory is the present memory limit in bytes; 0 or less means no limit.
 	memory atomic.Int64
+	// quick is set while the worker runs code that is not optimised.
+	quick atomic.Bool
 	// ended is closed once the end of the run is recorded.
 	ended chan struct{}
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/distribution/reference"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
 )
@@ -58,7 +60,11 @@ type trust struct {
 
 // codeID identifies code that images can share: the digest of their component, and the keys that they accept. Code that one
 // of them may use may be used by all.
-type codeID struct{ digest, keys string }
+type codeID struct {
+	digest, keys string
+	// quick is code that is not optimised, with which pods begin.
+	quick bool
+}
 
 // source is where the code of a component can come from: its binary, or a signed layer of its image.
 type source struct {
@@ -67,7 +73,22 @@ type source struct {
 	trust  trust
 }
 
-func (s source) id() codeID { return codeID{s.Wasm.Digest.String(), s.trust.name()} }
+// world returns the world of the component as far as its exports show it, or "".
+func (s source) world(ctx context.Context) wit.World {
+	binary, err := s.OpenWasm(ctx, s.images)
+	if err != nil {
+		return ""
+	}
+	defer binary.Close()
+	outline, err := wasmbin.Read(binary, s.Wasm.Size)
+	if err != nil {
+		return ""
+	}
+	world, _ := artifact.Check(outline, s.Services) // the compiler judges
+	return world
+}
+
+func (s source) id() codeID { return codeID{digest: s.Wasm.Digest.String(), keys: s.trust.name()} }
 
 // source returns where the code of an image's component can come from. It reads the keys that the node accepts for the
 // image. A removed image has no repository, so no keys.

@@ -32,6 +32,7 @@ const (
 	keyReuse          = "reuse"             // "true" lets an instance serve more than one request
 	keyReuseRequests  = "reuse-requests"    // how many requests an instance serves
 	keyReuseAge       = "reuse-age"         // "10m"
+	keyCode           = "code"              // a codeMode: "auto" (default), "quick" or "optimised"
 	keySnapshot       = "snapshot"          // "auto" (default), "always" or "never"; see workerapi.SnapshotMode
 	keyOrigins        = "cors-origins"      // patterns of package origin, separated by commas, or "off"
 	keyCredentials    = "cors-credentials"  // "true" allows cookies and client certificates
@@ -67,6 +68,7 @@ type options struct {
 	tls           string
 	requireClient bool
 	limits        workerapi.Limits
+	code          codeMode
 	// cors has no Origins if the annotation is missing, and empty ones if it is "off".
 	cors workerapi.CORS
 	// egress are the rules for connections that guests open, or "" for the default. egressCA is the container path of a
@@ -108,6 +110,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 	o.egress, o.egressCA = r.egress(), r.file(keyEgressCA)
 	o.config, o.store = r.mounts(keyConfig), r.store()
 	o.blobs = r.directory(keyBlobs)
+	o.code = codeMode(r.choice(keyCode, string(codeAuto), string(codeQuick), string(codeOptimised)))
 	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),

@@ -159,6 +159,7 @@ func (b *Backend) followImages(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
+	b.improve() // the previous daemon may have ended in between
 	for {
 		if err := b.collectCode(ctx); err != nil && ctx.Err() == nil && !errors.Is(err, image.ErrNotOpen) {
 			b.log.Warn("cannot compile the components of stored images; the next attempt is in a minute", "err", err)

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -42,6 +43,8 @@ import (
 //	deaf                              does not exit before the grace period expires
 //	invalid, limit, crash, slow       makes the compiler fail or hang
 //	pause=500ms                       makes the compiler slower
+//	optimise=PATH                     makes the compiler of optimised code wait until there is such a file
+//	slowly                            makes the compiler of quick code refuse it
 //	mismatch                          does not match its descriptors
 //	apart=why                         must not share a worker
 //	import=name connect=address       imports an interface, and connects to an address when its log is reopened
@@ -148,7 +151,20 @@ func fakeCompile() int {
 	if err != nil {
 		return workerapi.CompileInternal
 	}
+	var config workerapi.CompileConfig
+	if err := json.Unmarshal([]byte(os.Args[2]), &config); err != nil {
+		return workerapi.CompileInternal
+	}
 	_, in, _ = bytes.Cut(in, []byte(wordsSection))
+	if name := value(strings.Fields(string(in)), "optimise", ""); name != "" && !config.Quick {
+		for _, err := os.Stat(name); err != nil; _, err = os.Stat(name) {
+			time.Sleep(10 * time.Millisecond) // pacing: a compilation takes as long as the test wants
+		}
+	}
+	if config.Quick && slices.Contains(strings.Fields(string(in)), "slowly") {
+		fmt.Fprintln(os.Stderr, "unsupported instruction")
+		return workerapi.CompileInvalid
+	}
 	switch word := strings.Fields(string(in) + " -")[0]; word {
 	case "invalid":
 		fmt.Fprintln(os.Stderr, `unknown import "example:none/thing"`)
@@ -206,7 +222,7 @@ func fakeWorker(argument string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	h := &fakeHandler{config: config, engine: engineOf(), code: map[string][]string{}, pods: map[string]*fakePod{}, started: time.Now(), refused: make(chan struct{}, 1)}
+	h := &fakeHandler{config: config, engine: engineOf(), code: map[string][]string{}, quick: map[string]bool{}, pods: map[string]*fakePod{}, started: time.Now(), refused: make(chan struct{}, 1)}
 	h.server = workerapi.NewServer(l.(*net.UnixListener), h, slog.New(slog.NewJSONHandler(os.Stderr, nil)))
 	ready := os.NewFile(workerapi.FDReady, "ready")
 	fmt.Fprintln(ready, "ready")
@@ -234,7 +250,9 @@ type fakeHandler struct {
 
 	mu   sync.Mutex
 	code map[string][]string
-	pods map[string]*fakePod
+	// quick says whether the code is quick.
+	quick map[string]bool
+	pods  map[string]*fakePod
 }
 
 type fakePod struct {
@@ -270,8 +288,11 @@ func (h *fakeHandler) Load(_ context.Context, code workerapi.Code) (workerapi.Lo
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if old, known := h.quick[code.Digest]; !known || old {
+		h.quick[code.Digest] = code.Quick
+	}
 	h.code[code.Digest] = words
-	return workerapi.Loaded{Digest: code.Digest, World: wit.World(value(words, "world", string(wit.WorldGRPC))), OwnWorkerReason: value(words, "apart", ""),
+	return workerapi.Loaded{Digest: code.Digest, Quick: h.quick[code.Digest], World: wit.World(value(words, "world", string(wit.WorldGRPC))), OwnWorkerReason: value(words, "apart", ""),
 		Imports: []string{value(words, "import", "")}}, nil
 }
 
@@ -403,7 +424,9 @@ func (h *fakeHandler) List(context.Context) ([]workerapi.Status, error) {
 	defer h.mu.Unlock()
 	list := []workerapi.Status{}
 	for _, p := range h.pods {
-		list = append(list, p.status)
+		s := p.status
+		s.Quick = h.quick[s.Digest]
+		list = append(list, s)
 	}
 	return list, nil
 }

@@ -32,8 +32,8 @@ const (
 var priorities = [...]string{priorityBackground: "background", priorityPull: "pull", priorityPod: "pod"}
 
 // niceness holds the nice value of compilers (setpriority(2)) by priority. Only compilations that a pod waits for
-// compete with the guests as equals. The others still get a tenth and a quarter of a busy processor, so that they end.
-var niceness = [...]int{priorityBackground: 10, priorityPull: 5, priorityPod: 0}
+// compete with the guests as equals. The others still get 3 % of a busy processor, so that they end.
+var niceness = [...]int{priorityBackground: 15, priorityPull: 15, priorityPod: 0}
 
 // queue admits compilations: the most urgent first, and those of equal priority in order of arrival. At most limit run at
 // a time. Compilations for pods do not count the less urgent ones, so no pod waits for these; then at most 2*limit run.

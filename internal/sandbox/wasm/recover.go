@@ -118,6 +118,7 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 		return h.Set(func(s *state) { s.Phase, s.StartedAt = ledger.Created, time.Time{} })
 	}
 	l := newLife(w, p, c)
+	l.quick.Store(status.Quick)
 	h.Adopt(l)
 	h.UpdateInMemory(l, func(s *state) { s.StartedAt = status.StartedAt })
 	if status.State == workerapi.StateExited {

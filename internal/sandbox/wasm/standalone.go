@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
@@ -65,7 +66,12 @@ func StartStandalone(ctx context.Context, c Config, g Guest) (_ *Standalone, err
 	if err := c.findProgram(); err != nil {
 		return nil, err
 	}
-	code, err := compileStandalone(ctx, c, g.Wasm)
+	quick := c.QuickCode && len(g.Wasm) > quickAbove
+	code, err := compileStandalone(ctx, c, g.Wasm, quick)
+	if quick && errdefs.IsInvalidArgument(err) { // as far as the quick compiler goes
+		quick = false
+		code, err = compileStandalone(ctx, c, g.Wasm, quick)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +85,7 @@ func StartStandalone(ctx context.Context, c Config, g Guest) (_ *Standalone, err
 	if err := s.launch(ctx, c); err != nil {
 		return nil, err
 	}
-	load := workerapi.Code{Digest: digest.FromBytes(g.Wasm).String(), Image: workerapi.File{File: code}, Descriptors: g.Descriptors, Services: g.Services}
+	load := workerapi.Code{Digest: digest.FromBytes(g.Wasm).String(), Image: workerapi.File{File: code}, Quick: quick, Descriptors: g.Descriptors, Services: g.Services}
 	loaded, err := s.client.Load(ctx, load)
 	if err != nil {
 		return nil, err
@@ -97,7 +103,7 @@ func CompileStandalone(ctx context.Context, c Config, wasm []byte) (code []byte,
 	if engine, err = askFingerprint(c); err != nil {
 		return nil, "", err
 	}
-	compiled, err := compileStandalone(ctx, c, wasm)
+	compiled, err := compileStandalone(ctx, c, wasm, false)
 	if err != nil {
 		return nil, "", err
 	}
@@ -107,7 +113,7 @@ func CompileStandalone(ctx context.Context, c Config, wasm []byte) (code []byte,
 }
 
 // compileStandalone compiles a component into a memory file.
-func compileStandalone(ctx context.Context, c Config, wasm []byte) (*os.File, error) {
+func compileStandalone(ctx context.Context, c Config, wasm []byte, quick bool) (*os.File, error) {
 	component, err := memoryFile("component")
 	if err != nil {
 		return nil, err
@@ -122,7 +128,7 @@ func compileStandalone(ctx context.Context, c Config, wasm []byte) (*os.File, er
 	compiler := newCompiler(c)
 	t := compiler.queue.enter(priorityPod)
 	defer t.leave()
-	return compiler.compile(ctx, component, t)
+	return compiler.compile(ctx, component, quick, t)
 }
 
 // launch starts the worker and connects to it.

@@ -58,7 +58,11 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err := b.forgetPrevious(ctx, h, s, w); err != nil {
 		return err
 	}
-	loaded, err := b.load(ctx, w, s.Artifact, s.Description)
+	o, err := b.optionsOf(p, c)
+	if err != nil {
+		return err
+	}
+	loaded, err := b.load(ctx, w, s.Artifact, s.Description, o.code)
 	if err != nil {
 		return err
 	}
@@ -81,6 +85,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		return err
 	}
 	l := newLife(w, p, c)
+	l.quick.Store(loaded.Quick)
 	err = h.Begin(l, func(s *state) {
 		s.Start()
 		s.Services, s.RenewAt, s.Worker, s.Process, s.Dialer = servicesOf(loaded), renewAt, w.name, w.proc.ID, dialer
@@ -98,7 +103,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 			return err
 		}
 		w.forgetCode(spec.Digest) // the worker has unloaded the code
-		if _, err := b.load(ctx, w, s.Artifact, s.Description); err != nil {
+		if _, err := b.load(ctx, w, s.Artifact, s.Description, o.code); err != nil {
 			return err
 		}
 		status, err = w.conn().Start(ctx, spec)
@@ -109,6 +114,9 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		return err
 	}
 	h.UpdateInMemory(l, func(s *state) { s.StartedAt = status.StartedAt })
+	if loaded.Quick && b.cache.has(b.cache.layers.source(ctx, s.Artifact)) { // it was made since the quick code was loaded
+		go guard.Func(b.log, "optimised code", b.improve)()
+	}
 	b.followCertificate(h.ID, l)
 	if why := loaded.OwnWorkerReason; why != "" {
 		b.reportFallback(l, "it takes the component path, in a worker of its own: "+why)

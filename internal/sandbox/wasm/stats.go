@@ -251,6 +251,7 @@ func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]
 	if l == nil {
 		return nil
 	}
+	v["quickCode"] = l.quick.Load()
 	v["workerEngine"], v["workerProgram"] = l.worker.conn().Hello().Engine, l.worker.conn().Hello().Program
 	figures, err := b.figuresOf(ctx, l, id)
 	if err == nil {

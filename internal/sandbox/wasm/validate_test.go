@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"cmp"
 	"errors"
 	"reflect"
 	"strings"
@@ -156,11 +157,11 @@ func TestOptions(t *testing.T) {
 	}{
 		"nothing said": {nil, options{port: 443, cleartext: 80, tls: tlsGenerated}},
 		"all said": {
-			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true", "reuse-requests": "5", "reuse-age": "1m", "snapshot": "always",
+			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true", "reuse-requests": "5", "reuse-age": "1m", "snapshot": "always", "code": "quick",
 				"cors-origins": "https://app.example, https://*.example.com", "cors-credentials": "true"},
 			options{port: 8443, cleartext: 8080, tls: tlsGenerated, limits: workerapi.Limits{
 				Concurrency: 7, RequestTimeout: 2 * time.Second, MaxMessageBytes: 1024, Reuse: true, ReuseRequests: 5, ReuseAge: time.Minute, Snapshot: workerapi.SnapshotAlways,
-			}, cors: workerapi.CORS{Origins: []string{"https://app.example", "https://*.example.com"}, Credentials: true}},
+			}, code: codeQuick, cors: workerapi.CORS{Origins: []string{"https://app.example", "https://*.example.com"}, Credentials: true}},
 		},
 		"no TLS":            {map[string]string{"tls": "off"}, options{cleartext: 80, tls: tlsOff}},
 		"no cleartext":      {map[string]string{"cleartext-port": "off"}, options{port: 443, tls: tlsGenerated}},
@@ -174,6 +175,7 @@ func TestOptions(t *testing.T) {
 			annotations["vimana.host/"+k] = v
 		}
 		got, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: annotations}, "c", "vimana.host/")
+		c.want.code = cmp.Or(c.want.code, codeAuto)
 		if err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: parseOptions = %+v, %v; want %+v", name, got, err, c.want)
 		}

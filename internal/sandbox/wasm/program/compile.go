@@ -59,7 +59,7 @@ func compileWithin(config workerapi.CompileConfig, in io.Reader, out io.Writer) 
 	if err := limit(maxCPU, maxMemory); err != nil {
 		return err
 	}
-	e, err := engine.New(engine.Config{})
+	e, err := engine.New(engine.Config{Quick: config.Quick})
 	if err != nil {
 		return err
 	}

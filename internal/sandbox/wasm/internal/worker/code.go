@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -24,6 +25,8 @@ type code struct {
 	workerapi.Loaded
 	engine *engine.Code
 	refs   int // one for Worker.codes and one per pod; guarded by Worker.mu
+	// optimised is set if the code is, or was replaced by code that is.
+	optimised atomic.Bool
 
 	// In the gRPC worlds:
 	files   *protoregistry.Files
@@ -227,7 +230,7 @@ func (w *Worker) Load(_ context.Context, c workerapi.Code) (workerapi.Loaded, er
 	known := w.codes[c.Digest]
 	w.mu.Unlock()
 	if known != nil {
-		return known.Loaded, nil
+		return known.improve(c)
 	}
 	if c.Digest == "" {
 		return workerapi.Loaded{}, fmt.Errorf("load: no digest: %w", errdefs.ErrInvalidArgument)
@@ -237,10 +240,35 @@ func (w *Worker) Load(_ context.Context, c workerapi.Code) (workerapi.Loaded, er
 		return workerapi.Loaded{}, err
 	}
 	loaded.refs = 1
+	loaded.optimised.Store(!c.Quick)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.codes[c.Digest] = loaded
-	return loaded.Loaded, nil
+	return loaded.described(), nil
+}
+
+// described returns the answer of Load.
+func (c *code) described() workerapi.Loaded {
+	l := c.Loaded
+	l.Quick = !c.optimised.Load()
+	return l
+}
+
+// improve replaces code that is not optimised by code that is.
+func (c *code) improve(by workerapi.Code) (workerapi.Loaded, error) {
+	if by.Quick || c.optimised.Load() {
+		return c.described(), nil
+	}
+	image, err := mapImage(by.Image.File)
+	if err != nil {
+		return workerapi.Loaded{}, err
+	}
+	defer func() { _ = unix.Munmap(image) }()
+	if err := c.engine.Replace(image); err != nil {
+		return workerapi.Loaded{}, err
+	}
+	c.optimised.Store(true)
+	return c.described(), nil
 }
 
 // Unload implements workerapi.Handler.

@@ -2,7 +2,11 @@ package worker
 
 import (
 	"bytes"
+	"fmt"
+	"maps"
 	"net/http"
+	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +15,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/test/guestbuild"
 )
 
 // BenchmarkJavaScript measures a unary call of a component in JavaScript on both of the engine's paths, without the
@@ -82,23 +87,19 @@ func reportUsage(b *testing.B, run func()) {
 	b.ReportMetric(float64(after.Minflt-before.Minflt)/float64(b.N), "faults/op")
 }
 
-// TestPathsAgree sends the same calls to a component in JavaScript on both paths: messages, metadata and errors must be
+// TestPathsAgree sends the same calls to components on both paths, and to their quick code: messages, metadata and errors must be
 // the same.
 func TestPathsAgree(t *testing.T) {
-	servers := make(map[engine.Path]*server)
-	for _, path := range []engine.Path{engine.PathCore, engine.PathComponent} {
-		e, err := engine.New(engine.Config{Instances: 16})
-		require.NoError(t, err)
-		options := CompileOptions()
-		options.ComponentPath = path == engine.PathComponent
-		spec := workerapi.PodSpec{Env: []string{"POD_NAME=ada's"}}
-		s := newServingBy(t, e, examples+"greeter-js/greeter-js.wasm", examples+"greeter/greeter.proto", spec, options)
-		require.Equal(t, path, s.pod.code.engine.Path(), s.pod.code.OwnWorkerReason)
-		require.Equal(t, path == engine.PathComponent, s.pod.code.OwnWorkerReason != "")
-		limits := *s.limits.Load()
-		limits.RequestTimeout = time.Hour // 1 MiB takes the interpreter long on a busy machine
-		s.limits.Store(&limits)
-		servers[path] = s
+	t.Run("js", func(t *testing.T) { agree(t, "greeter-js", false) }) // Winch has no tail calls
+	t.Run("c", func(t *testing.T) { agree(t, "greeter-c", false, true) })
+}
+
+func agree(t *testing.T, component string, quick ...bool) {
+	var servers []*server
+	for _, quick := range quick {
+		for _, path := range []engine.Path{engine.PathCore, engine.PathComponent} {
+			servers = append(servers, pathServer(t, component, path, quick))
+		}
 	}
 	long := append([]byte("\x0a\x80\x80\x40"), bytes.Repeat([]byte("a"), 1<<20)...)
 	for name, request := range map[string][]byte{
@@ -107,13 +108,56 @@ func TestPathsAgree(t *testing.T) {
 	} {
 		var calls []*oneCall
 		var errs []error
-		for _, path := range []engine.Path{engine.PathCore, engine.PathComponent} {
+		for n, s := range servers {
 			call := &oneCall{request: request, header: http.Header{}, trailer: http.Header{}}
-			errs = append(errs, servers[path].Invoke(t.Context(), servers[path].methodOf(t, "/greet.v1.Greeter/SayHello"), call))
+			errs = append(errs, s.Invoke(t.Context(), s.methodOf(t, "/greet.v1.Greeter/SayHello"), call))
 			calls = append(calls, call)
+			require.Equal(t, calls[0], calls[n], name)
+			require.Equal(t, errs[0], errs[n], name)
 		}
-		require.Equal(t, calls[1], calls[0], name)
-		require.Equal(t, errs[1], errs[0], name)
 		require.Equal(t, name == "an error" || name == "no protobuf", errs[0] != nil, "%s: %v", name, errs[0])
+	}
+}
+
+// pathServer serves a Greeter on a path.
+func pathServer(t *testing.T, component string, path engine.Path, quick bool) *server {
+	e, err := engine.New(engine.Config{Instances: 16, Quick: quick})
+	require.NoError(t, err)
+	options := CompileOptions()
+	options.ComponentPath = path == engine.PathComponent
+	spec := workerapi.PodSpec{Env: []string{"POD_NAME=ada's"}}
+	s := newServingBy(t, e, examples+component+"/"+component+".wasm", examples+"greeter/greeter.proto", spec, options)
+	require.Equal(t, path, s.pod.code.engine.Path(), s.pod.code.OwnWorkerReason)
+	require.Equal(t, path == engine.PathComponent, s.pod.code.OwnWorkerReason != "")
+	limits := *s.limits.Load()
+	limits.RequestTimeout = time.Hour // 1 MiB takes the interpreter long on a busy machine
+	s.limits.Store(&limits)
+	return s
+}
+
+// BenchmarkQuick compares calls by optimised and by quick code, without the network, in a fresh instance each. The environment
+// variable TRIPOD_BENCH_GREETER can name another Greeter than the one in Go, such as one in Python.
+func BenchmarkQuick(b *testing.B) {
+	greeters := map[string]string{"c": examples + "greeter-c/greeter-c.wasm", "go": guestbuild.Wasm(b, examples+"greeter-go", ".")}
+	if other := os.Getenv("TRIPOD_BENCH_GREETER"); other != "" {
+		greeters["other"] = other
+	}
+	for _, name := range slices.Sorted(maps.Keys(greeters)) {
+		for _, quick := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%s/quick=%t", name, quick), func(b *testing.B) {
+				e, err := engine.New(engine.Config{Instances: 16, Quick: quick})
+				require.NoError(b, err)
+				s := newServingOn(b, e, greeters[name], examples+"greeter/greeter.proto", workerapi.PodSpec{})
+				m := s.methodOf(b, "/greet.v1.Greeter/SayHello")
+				call := &oneCall{request: []byte("\x0a\x03Ada"), header: http.Header{}, trailer: http.Header{}}
+				reportUsage(b, func() {
+					for b.Loop() {
+						if err := s.Invoke(b.Context(), m, call); err != nil {
+							b.Fatal(err)
+						}
+					}
+				})
+			})
+		}
 	}
 }

@@ -246,6 +246,7 @@ func (p *pod) running() bool {
 func (p *pod) currentStatus() workerapi.Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.status.Quick = !p.code.optimised.Load()
 	return p.status
 }
 

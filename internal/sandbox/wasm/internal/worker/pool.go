@@ -90,8 +90,11 @@ func (p *pool) close() {
 // get returns an instance for one request: an idle one if the limits allow reuse, otherwise a new one.
 func (s *server) get(ctx context.Context, limits workerapi.Limits) (*guest, error) {
 	if limits.Reuse {
-		if g := s.pool.take(); g != nil {
-			return g, nil
+		for g := s.pool.take(); g != nil; g = s.pool.take() {
+			if !g.Outdated() {
+				return g, nil
+			}
+			g.Close()
 		}
 	}
 	return s.pod.instantiate(ctx, limits)
@@ -101,7 +104,7 @@ func (s *server) get(ctx context.Context, limits workerapi.Limits) (*guest, erro
 func (s *server) put(g *guest, limits workerapi.Limits) {
 	g.served++
 	g.expires = g.begun.Add(limits.ReuseAge)
-	if limits.Reuse && g.served < limits.ReuseRequests && g.Alive() {
+	if limits.Reuse && g.served < limits.ReuseRequests && g.Alive() && !g.Outdated() {
 		g.stdio.flush()
 		if s.pool.keep(g) {
 			return

@@ -81,6 +81,9 @@ type Code struct {
 	Digest string `json:"digest"`
 	// Image is the output file of `tripod-wasm compile`. It is read from offset 0.
 	Image File `json:"image"`
+	// Quick says that the code is not optimised (CompileConfig.Quick). A worker that has it takes optimised code with the same
+	// digest instead: instances that begin later run that.
+	Quick bool `json:"quick,omitempty"`
 	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports. Services are the services in
 	// Descriptors that the component serves. If Services is empty, the component serves all services in those files of
 	// the set that no other file imports. For images in Vimana's layout, Metadata (a serialized Metadata message)
@@ -100,6 +103,8 @@ type Loaded struct {
 	// OwnWorkerReason is empty if the component can share a worker with other pods. Otherwise, the component's
 	// responses can use unbounded memory in the worker, and OwnWorkerReason says why.
 	OwnWorkerReason string `json:"apart,omitempty"`
+	// Quick says that instances run code that is not optimised.
+	Quick bool `json:"quick,omitempty"`
 }
 
 // PodSpec is everything that a worker needs to run a pod. The sender keeps ownership of the Files; the receiver gets
@@ -292,6 +297,7 @@ type Status struct {
 	ID         string    `json:"id"`
 	Component  string    `json:"component"`
 	Digest     string    `json:"digest"`
+	Quick      bool      `json:"quick,omitempty"` // it runs code that is not optimised
 	State      string    `json:"state"`
 	StartedAt  time.Time `json:"startedAt"`
 	FinishedAt time.Time `json:"finishedAt,omitzero"`

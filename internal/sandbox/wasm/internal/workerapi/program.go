@@ -64,6 +64,8 @@ type CompileConfig struct {
 	MaxInput  int64         `json:"maxInput,omitempty"`
 	MaxMemory int64         `json:"maxMemory,omitempty"`
 	MaxCPU    time.Duration `json:"maxCPU,omitempty"`
+	// Quick is that of engine.Config.
+	Quick bool `json:"quick,omitempty"`
 }
 
 // Exit codes of `tripod-wasm compile`. Any other exit code, or death by a signal, means that the compiler has crashed.
