@@ -12,9 +12,11 @@ import (
 	"text/template"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/dynamicpb"
 	"google.golang.org/protobuf/types/pluginpb"
 
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
@@ -202,6 +204,20 @@ type rpc struct{ protoreflect.MethodDescriptor }
 
 // Procedure returns the method's name in the test cases.
 func (m rpc) Procedure() string { return fmt.Sprintf("%s/%s", m.Parent().FullName(), m.Name()) }
+
+// EmptyRequest and EmptyReply return messages without content as protobuf's JSON.
+func (m rpc) EmptyRequest() string { return emptyJSON(m.Input()) }
+func (m rpc) EmptyReply() string   { return emptyJSON(m.Output()) }
+
+// emptyJSON knows the forms of the well-known types: a google.protobuf.StringValue is "". A google.protobuf.Value has none
+// without content; null is one with a null.
+func emptyJSON(d protoreflect.MessageDescriptor) string {
+	text, err := protojson.MarshalOptions{AllowPartial: true}.Marshal(dynamicpb.NewMessage(d))
+	if err != nil {
+		return "null"
+	}
+	return string(text)
+}
 
 // Kind returns the method's arity.
 func (m rpc) Kind() string {

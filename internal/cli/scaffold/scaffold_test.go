@@ -9,6 +9,12 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/tripod-run/tripod/internal/cli/toolchain"
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
@@ -220,6 +226,20 @@ message M {}`, "same.proto": `syntax = "proto3"; service S { rpc Get(M) returns 
 	err = New(t.Context(), Options{Dir: filepath.Join(out, "same"), Protos: []string{dir + "/same.proto"}, Language: "js"})
 	if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "the methods Get and get of S have the same name in JavaScript") {
 		t.Errorf("New with two methods of one name: got %v, want ErrInvalidArgument", err)
+	}
+}
+
+// TestEmptyJSON: messages without content have the forms of protobuf's JSON, which are not always objects.
+func TestEmptyJSON(t *testing.T) {
+	for want, messages := range map[string][]proto.Message{
+		`""`: {&wrapperspb.StringValue{}, &wrapperspb.BytesValue{}}, `"0"`: {&wrapperspb.Int64Value{}}, "0": {&wrapperspb.DoubleValue{}}, "false": {&wrapperspb.BoolValue{}},
+		`"0s"`: {&durationpb.Duration{}}, "{}": {&emptypb.Empty{}, &structpb.Struct{}, &descriptorpb.UninterpretedOption_NamePart{}}, "[]": {&structpb.ListValue{}}, "null": {&structpb.Value{}},
+	} {
+		for _, m := range messages {
+			if got := emptyJSON(m.ProtoReflect().Descriptor()); got != want {
+				t.Errorf("%T: got %s, want %s", m, got, want)
+			}
+		}
 	}
 }
 
