@@ -83,27 +83,50 @@ func TestWasmComponentNew(t *testing.T) {
 func TestWasmComponentNewPython(t *testing.T) {
 	templatesOnly(t)
 	dir := newEchoServes(t, "python")
-	const route = "grpc (echo.v1.Echo); core path, in workers that pods share; no snapshots (componentize-py initialized the guest when it was built)"
+	wantRoute(t, dir, "grpc (echo.v1.Echo); core path, in workers that pods share; no snapshots (componentize-py initialized the guest when it was built)")
+	breakBuild(t, dir, "server.py", "    def talk", func(text, rest string) map[string]string {
+		return map[string]string{"import nowhere\n" + text: "No module named 'nowhere'", rest: "abstract method 'talk'"}
+	})
+}
+
+// wantRoute looks at how `tripod check` says that a node runs the component of a directory.
+func wantRoute(t *testing.T, dir, route string) {
+	t.Helper()
 	if out, code := commandIn(t, dir, "check", "component.wasm", "--proto", "proto/echo.proto"); code != 0 || !strings.Contains(out, route) {
 		t.Errorf("check: exit code %d, output %s; want %q", code, out, route)
 	}
-	server := filepath.Join(dir, "server.py")
-	text, err := os.ReadFile(server)
+}
+
+// breakBuild writes the texts of broken, which are made of a file and what it has before its last method, and wants what is said.
+func breakBuild(t *testing.T, dir, name, last string, broken func(text, rest string) map[string]string) {
+	t.Helper()
+	file := filepath.Join(dir, name)
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole, _, found := strings.Cut(string(text), "    def talk")
+	rest, _, found := strings.Cut(string(text), last)
 	if !found {
-		t.Fatalf("server.py has no method talk:\n%s", text)
+		t.Fatalf("%s has no %q:\n%s", name, last, text)
 	}
-	for broken, want := range map[string]string{"import nowhere\n" + string(text): "No module named 'nowhere'", whole: "abstract method 'talk'"} {
-		if err := os.WriteFile(server, []byte(broken), 0o644); err != nil {
+	for text, want := range broken(string(text), rest) {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if out, code := componentCommand(t, dir, "test"); code != 1 || !strings.Contains(out, want) || strings.Contains(out, "Stack backtrace") {
 			t.Errorf("component test: exit code %d, output %s; want %q", code, out, want)
 		}
 	}
+}
+
+// TestWasmComponentNewC is TestWasmComponentNew for a typed server in C. What stops a build is said.
+func TestWasmComponentNewC(t *testing.T) {
+	templatesOnly(t)
+	dir := newEchoServes(t, "c")
+	wantRoute(t, dir, "grpc (echo.v1.Echo); core path, in workers that pods share")
+	breakBuild(t, dir, "server.c", "bool exports_proto_echo_v1_echo_talk", func(text, rest string) map[string]string {
+		return map[string]string{text + "int x = nowhere;\n": "undeclared identifier 'nowhere'", rest: "undefined symbol: exports_proto_echo_v1_echo_talk"}
+	})
 }
 
 // newEchoServes makes a server of echoProto, which must pass echoCases and answer as a pod.

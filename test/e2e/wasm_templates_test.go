@@ -28,25 +28,30 @@ const everything = `{"flag": true, "i32": -2147483648, "s32": -2147483648, "u32"
  "byId": {"-9223372036854775808": {"name": "low"}}, "big": "9007199254740993", "at": "2026-11-23T12:00:00.000000001Z", "took": "-1.500s", "wrapped": "9007199254740993",
  "child": {"child": {"none": false}, "word": ""}, "flags": [true, false], "doubles": ["NaN", "-Infinity", -0.0], "fixed": ["18446744073709551615"], "blobs": ["", "/w=="]}`
 
-// templatesOnly skips a test that needs the packages of npm or PyPI.
+// templatesOnly skips a test that needs the packages of npm or PyPI, or crates.
 func templatesOnly(t *testing.T) {
 	if os.Getenv("TRIPOD_TEST_TEMPLATES") == "" {
-		t.Skip("it installs packages of npm or PyPI: make test-templates does it (TRIPOD_TEST_TEMPLATES=1)")
+		t.Skip("it installs packages of npm, PyPI or crates.io: make test-templates does it (TRIPOD_TEST_TEMPLATES=1)")
 	}
 }
 
-// usePackages lets pip take packages from the directory that `make test-templates` has filled, because PyPI is out of reach.
+// usePackages uses the packages of Python and the tool of C in the directories that `make test-templates` has filled, because PyPI
+// and crates.io are out of reach.
 func usePackages(t *testing.T, lang string) {
 	t.Helper()
-	if lang != "python" {
+	dir := filepath.Join(harness.Root(), "build", map[string]string{"c": "c", "python": "wheels"}[lang])
+	switch lang {
+	case "c":
+		t.Setenv("XDG_CACHE_HOME", dir)
+	case "python":
+		t.Setenv("PIP_NO_INDEX", "1")
+		t.Setenv("PIP_FIND_LINKS", dir)
+	default:
 		return
 	}
-	wheels := filepath.Join(harness.Root(), "build", "wheels")
-	if _, err := os.Stat(filepath.Join(wheels, "downloaded")); err != nil {
-		t.Fatalf("%v (make build/wheels/downloaded)", err)
+	if _, err := os.Stat(filepath.Join(dir, "downloaded")); err != nil {
+		t.Fatalf("%v (make test-templates)", err)
 	}
-	t.Setenv("PIP_NO_INDEX", "1")
-	t.Setenv("PIP_FIND_LINKS", wheels)
 }
 
 // newTemplate writes the component of a language.
@@ -74,7 +79,7 @@ func TestWasmTemplates(t *testing.T) {
 - {name: talks, method: %[1]s/Talk, requests: [%[2]s, {}, {text: a}], responses: [%[2]s, {}, {text: a}]}
 - {name: clears, method: %[1]s/Clear, requests: [{}], responses: [{}]}
 `, cart, message)
-	for lang, more := range map[string][]string{"go": {"--sdk", filepath.Join(harness.Root(), "sdk", "go")}, "js": nil, "python": nil} {
+	for lang, more := range map[string][]string{"go": {"--sdk", filepath.Join(harness.Root(), "sdk", "go")}, "c": nil, "js": nil, "python": nil} {
 		t.Run(lang, func(t *testing.T) {
 			dir := newTemplate(t, lang, more...)
 			if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n7 passed, 0 failed\n") {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -30,29 +31,33 @@ type builder struct {
 	// services returns the full names of what the component serves.
 	services func(dir string) ([]string, error)
 	// build makes componentFile.
-	build func(ctx context.Context, dir string, source *protosource.Result, services []string) error
+	build func(ctx context.Context, dir string, source *protosource.Result, services []string, progress io.Writer) error
 }
 
-// builderOf returns nil for a directory in another language than JavaScript or Python.
+// builderOf returns nil for a directory in another language than C, JavaScript or Python.
 func builderOf(dir string) *builder {
 	switch {
 	case isJavaScript(dir):
-		return &builder{packageServices, func(ctx context.Context, dir string, _ *protosource.Result, _ []string) error {
+		return &builder{packageServices, func(ctx context.Context, dir string, _ *protosource.Result, _ []string, _ io.Writer) error {
 			return buildJS(ctx, dir)
 		}}
 	case isPython(dir):
-		return &builder{pythonServices, buildPython}
+		return &builder{pythonServices, func(ctx context.Context, dir string, source *protosource.Result, services []string, _ io.Writer) error {
+			return buildPython(ctx, dir, source, services)
+		}}
+	case isC(dir):
+		return &builder{cServices, buildC}
 	default:
 		return nil
 	}
 }
 
-// CanBuild reports whether Build builds a directory: a component in JavaScript or Python.
+// CanBuild reports whether Build builds a directory: a component in C, JavaScript or Python.
 func CanBuild(dir string) bool { return builderOf(dir) != nil }
 
-// Build builds the component of a directory. It returns errdefs.ErrInvalidArgument with the build's output if that fails,
+// Build builds the component of a directory, and writes what takes long to progress. It returns errdefs.ErrInvalidArgument with the build's output if that fails,
 // or if the directory does not say what the component serves, and errdefs.ErrUnavailable if there is no toolchain.
-func Build(ctx context.Context, dir string) (*Built, error) {
+func Build(ctx context.Context, dir string, progress io.Writer) (*Built, error) {
 	b := builderOf(dir)
 	services, err := b.services(dir)
 	if err != nil {
@@ -66,7 +71,7 @@ func Build(ctx context.Context, dir string) (*Built, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of another build
 		return nil, err
 	}
-	if err := b.build(ctx, dir, source, services); err != nil {
+	if err := b.build(ctx, dir, source, services, progress); err != nil {
 		return nil, err
 	}
 	wasm, err := os.ReadFile(path)

@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli/toolchain"
 	"github.com/tripod-run/tripod/internal/component/protowit"
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
 // The files of a component in Python.
@@ -154,7 +155,7 @@ print("old" if sys.version_info < (3, 11) else "" if u.find_spec("venv") and u.f
 }
 
 func environmentProgram(name string) toolchain.Program {
-	return toolchain.InDirectory(filepath.Join(environmentDir, "bin", name))
+	return toolchain.At(filepath.Join(environmentDir, "bin", name))
 }
 
 // componentizePython runs componentize-py for the world of a schema, whose WIT must be in witDir.
@@ -178,7 +179,7 @@ func generatePython(ctx context.Context, dir string, set *descriptorpb.FileDescr
 	if err != nil {
 		return err
 	}
-	schema, err := writePythonWIT(dir, set, services)
+	schema, err := writeWIT(dir, set, services)
 	if err != nil {
 		return err
 	}
@@ -191,8 +192,11 @@ func generatePython(ctx context.Context, dir string, set *descriptorpb.FileDescr
 	return componentizePython(ctx, dir, schema, "bindings", genDir)
 }
 
-// writePythonWIT writes witDir again. What it had of other .proto files would be part of the world.
-func writePythonWIT(dir string, set *descriptorpb.FileDescriptorSet, services []string) (*protowit.Schema, error) {
+// continuation matches the end of a comment that would continue in the next line in C.
+var continuation = lazyregexp.New(`[ \\]*\\\n`)
+
+// writeWIT writes witDir, the interface of a typed component, again. What it had of other .proto files would be part of the world.
+func writeWIT(dir string, set *descriptorpb.FileDescriptorSet, services []string) (*protowit.Schema, error) {
 	schema, err := protowit.Compile(set, services...)
 	if err != nil {
 		return nil, err
@@ -202,7 +206,7 @@ func writePythonWIT(dir string, set *descriptorpb.FileDescriptorSet, services []
 		return nil, err
 	}
 	for _, f := range schema.WIT() {
-		if err := writeFile(filepath.Join(root, f.Path), []byte(f.Text)); err != nil {
+		if err := writeFile(filepath.Join(root, f.Path), continuation().ReplaceAll([]byte(f.Text), []byte("\n"))); err != nil {
 			return nil, err
 		}
 	}
@@ -212,7 +216,7 @@ func writePythonWIT(dir string, set *descriptorpb.FileDescriptorSet, services []
 // buildPython makes the component of a directory. It writes the WIT again, so that the component has the types of the
 // descriptors that are pushed with it.
 func buildPython(ctx context.Context, dir string, source *protosource.Result, services []string) error {
-	schema, err := writePythonWIT(dir, source.Set, services)
+	schema, err := writeWIT(dir, source.Set, services)
 	if err != nil {
 		return err
 	}

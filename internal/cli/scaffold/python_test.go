@@ -30,7 +30,7 @@ func writePython(t *testing.T, files map[string]string, names ...string) (out st
 	if err := writeTemplates(out, "python", p.data("shop")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := writePythonWIT(out, source.Set, p.services); err != nil {
+	if _, err := writeWIT(out, source.Set, p.services); err != nil {
 		t.Fatal(err)
 	}
 	return out, p

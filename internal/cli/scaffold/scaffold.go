@@ -5,6 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -30,7 +31,7 @@ const SDKModule = "github.com/tripod-run/tripod/sdk/go"
 const TestsFile = "tests.yaml"
 
 // Languages are the languages of new components, and the files with their methods.
-var Languages = map[string]string{"go": "main.go", "js": "server.js", "python": pythonServer}
+var Languages = map[string]string{"c": cServer, "go": "main.go", "js": "server.js", "python": pythonServer}
 
 // Options says what to write.
 type Options struct {
@@ -44,6 +45,8 @@ type Options struct {
 	Module string
 	// SDK is a directory with the SDK's sources. If it is empty, the SDK's latest version is fetched.
 	SDK string
+	// Progress gets what takes long.
+	Progress io.Writer
 }
 
 //go:embed all:templates
@@ -99,6 +102,8 @@ func New(ctx context.Context, o Options) (err error) {
 
 func newProject(o Options, source *protosource.Result) (project, error) {
 	switch o.Language {
+	case "c":
+		return newCProject(source, o.Progress)
 	case "js":
 		return newJSProject(source)
 	case "python":
@@ -108,9 +113,9 @@ func newProject(o Options, source *protosource.Result) (project, error) {
 	}
 }
 
-// Generate generates the code again, for the .proto files in the directory of a component. It returns errdefs.ErrNotFound
-// if there are none.
-func Generate(ctx context.Context, dir string) error {
+// Generate generates the code again, for the .proto files in the directory of a component, and writes what takes long to
+// progress. It returns errdefs.ErrNotFound if there are no such files.
+func Generate(ctx context.Context, dir string, progress io.Writer) error {
 	source, err := compileProtos(ctx, dir)
 	if err != nil {
 		return err
@@ -120,6 +125,8 @@ func Generate(ctx context.Context, dir string) error {
 		return generateJS(ctx, dir, source.Set)
 	case isPython(dir):
 		return generatePython(ctx, dir, source.Set)
+	case isC(dir):
+		return generateC(ctx, dir, source.Set, progress)
 	default:
 		return generateGo(ctx, dir, source.Set)
 	}
@@ -251,7 +258,7 @@ func checkOptions(o *Options) (name string, err error) {
 		o.Language = "go"
 	}
 	if _, ok := Languages[o.Language]; !ok {
-		return "", fmt.Errorf("--lang %q: only go, js and python are supported; for others, begin with `tripod wit gen` (docs/wasm.md): %w", o.Language, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("--lang %q: only c, go, js and python are supported; for others, begin with `tripod wit gen` (docs/wasm.md): %w", o.Language, errdefs.ErrInvalidArgument)
 	}
 	if o.Language != "go" && (o.Module != "" || o.SDK != "") {
 		return "", fmt.Errorf("--module and --sdk are for --lang go: %w", errdefs.ErrInvalidArgument)

@@ -2,6 +2,7 @@ package scaffold
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -103,7 +104,7 @@ func TestNew(t *testing.T) {
 		t.Errorf("cases: got %d, want 6", got)
 	}
 	write(t, out+"/proto/shop.proto", strings.ReplaceAll(shop, "message Line {}", "message Line { string text = 1; }"))
-	if err := Generate(t.Context(), out); err != nil {
+	if err := Generate(t.Context(), out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(read(t, out+"/gen/shop/v1/shop.pb.go"), "GetText()") {
@@ -147,7 +148,7 @@ func TestNewRefused(t *testing.T) {
 		{Options{Dir: "x", Protos: []string{"none.proto"}}, errdefs.IsInvalidArgument, "no service in"},
 		{Options{Dir: "x", Protos: []string{"bad.proto"}}, errdefs.IsInvalidArgument, "bad.proto:1:"},
 		{Options{Dir: "x", Protos: []string{"missing.proto"}}, errdefs.IsNotFound, "missing.proto"},
-		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "cobol"}, errdefs.IsInvalidArgument, "only go, js and python"},
+		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "cobol"}, errdefs.IsInvalidArgument, "only c, go, js and python"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "js", SDK: sdk}, errdefs.IsInvalidArgument, "--lang go"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "python", Module: "m"}, errdefs.IsInvalidArgument, "--lang go"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, SDK: parent}, errdefs.IsInvalidArgument, "--sdk"},
@@ -162,7 +163,7 @@ func TestNewRefused(t *testing.T) {
 			t.Errorf("New(%+v): got %v, want another code or %q", tc.o, err, tc.want)
 		}
 	}
-	if err := Generate(t.Context(), parent); !errdefs.IsNotFound(err) {
+	if err := Generate(t.Context(), parent, io.Discard); !errdefs.IsNotFound(err) {
 		t.Errorf("Generate without files: got %v, want ErrNotFound", err)
 	}
 	t.Setenv("PATH", parent)

@@ -30,10 +30,14 @@ var (
 	NPM  = Program{"npm", "components in JavaScript need Node.js 20 or later with npm in PATH"}
 
 	Python = Program{"python3", "components in Python need Python 3.11 or later (python3) in PATH"}
+	Cargo  = Program{"cargo", "components in C need Rust 1.88 or later with cargo in PATH (https://rustup.rs), which builds wit-bindgen"}
 )
 
-// InDirectory returns a program of the directory in which it runs, by its path below the directory.
-func InDirectory(path string) Program { return Program{path, "it needs " + path} }
+// At returns a program by its absolute path, or by that below the directory in which it runs.
+func At(path string) Program { return Program{path, "it needs " + path} }
+
+// Name returns the program's name or path.
+func (p Program) Name() string { return p.name }
 
 // GoWasm is the environment for Go programs that run as guests.
 var GoWasm = []string{"GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0"}

@@ -1,0 +1,234 @@
+package scaffold
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/tripod-run/tripod/internal/cli/toolchain"
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
+)
+
+// The files of a component in C.
+const (
+	// cServer has the methods, and says what the component serves in a line that begins with servicesComment.
+	cServer         = "server.c"
+	servicesComment = "// tripod:services "
+	// flagsFile has the compiler's flags, for the build and for editors (clangd).
+	flagsFile = "compile_flags.txt"
+)
+
+// cProject writes typed servers in C: the node converts the messages.
+type cProject struct {
+	source   *protosource.Result
+	schema   *protowit.Schema
+	progress io.Writer
+}
+
+func newCProject(source *protosource.Result, progress io.Writer) (*cProject, error) {
+	schema, err := protowit.Compile(source.Set, source.Services...)
+	if err != nil {
+		return nil, err
+	}
+	return &cProject{source, schema, progress}, nil
+}
+
+func (p *cProject) own() []string { return filesOf(p.source.Set) }
+
+func (p *cProject) write(ctx context.Context, dir, name string) error {
+	if _, err := findClang(ctx, dir); err != nil { // before the tools are built
+		return err
+	}
+	if _, err := generateBindings(ctx, dir, p.source.Set, p.source.Services, p.progress); err != nil {
+		return err
+	}
+	header, err := os.ReadFile(filepath.Join(dir, genDir, "server.h"))
+	if err != nil {
+		return err
+	}
+	data, err := p.data(name, string(header))
+	if err != nil {
+		return err
+	}
+	return writeTemplates(dir, "c", data)
+}
+
+// data returns the data of the templates, with what the header of the bindings declares.
+func (p *cProject) data(name, header string) (map[string]any, error) {
+	var methods []rpc
+	var server []*cMethod
+	for _, m := range p.schema.Methods {
+		c, err := newCMethod(m, header)
+		if err != nil {
+			return nil, err
+		}
+		methods, server = append(methods, c.rpc), append(server, c)
+	}
+	return map[string]any{"Name": name, "Services": p.source.Services, "Methods": methods, "Server": server, "ServicesComment": servicesComment}, nil
+}
+
+// isC reports whether a directory is that of a component in C.
+func isC(dir string) bool { return exists(dir, flagsFile) && exists(dir, cServer) }
+
+// cServices returns the services in a server.c.
+func cServices(dir string) ([]string, error) {
+	return readServices(filepath.Join(dir, cServer), servicesComment+"shop.v1.Cart", func(text []byte) (services []string, _ error) {
+		for line := range strings.Lines(string(text)) {
+			if names, found := strings.CutPrefix(line, servicesComment); found {
+				services = append(services, strings.Fields(names)...)
+			}
+		}
+		return services, nil
+	})
+}
+
+// generateC writes the directories wit and gen.
+func generateC(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet, progress io.Writer) error {
+	services, err := cServices(dir)
+	if err != nil {
+		return err
+	}
+	_, err = generateBindings(ctx, dir, set, services, progress)
+	return err
+}
+
+// generateBindings also returns the tool that has written them.
+func generateBindings(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet, services []string, progress io.Writer) (tool toolchain.Program, err error) {
+	if _, err := writeWIT(dir, set, services); err != nil {
+		return tool, err
+	}
+	if tool, err = findCTool(ctx, progress); err != nil {
+		return tool, err
+	}
+	if err := os.RemoveAll(filepath.Join(dir, genDir)); err != nil {
+		return tool, err
+	}
+	_, err = tool.Run(ctx, dir, nil, nil, "bindings", witDir, genDir)
+	return tool, err
+}
+
+// buildC makes the component of a directory from its .c files. It generates the bindings again, so that the component has the
+// types of the descriptors that are pushed with it.
+func buildC(ctx context.Context, dir string, source *protosource.Result, services []string, progress io.Writer) error {
+	clang, err := findClang(ctx, dir)
+	if err != nil {
+		return err
+	}
+	tool, err := generateBindings(ctx, dir, source.Set, services, progress)
+	if err != nil {
+		return err
+	}
+	files, err := fs.Glob(os.DirFS(dir), "*.c")
+	if err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp("", "tripod-c-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	module := filepath.Join(work, "module.wasm")
+	link := []string{"--target=wasm32-wasi", "-mexec-model=reactor", "-fuse-ld=" + clang.linker, "-o", module, filepath.Join(genDir, "server_component_type.o")}
+	for i, file := range append(files, filepath.Join(genDir, "server.c")) {
+		object := filepath.Join(work, strconv.Itoa(i)+".o")
+		args := []string{"@" + flagsFile, "-c", file, "-o", object}
+		if filepath.Dir(file) == genDir {
+			args = append(args, "-w") // not the user's warnings
+		}
+		if _, err := clang.Run(ctx, dir, nil, nil, args...); err != nil {
+			return err
+		}
+		link = append(link, object)
+	}
+	// Without an -O, for which clang runs wasm-opt, if it is in PATH: not all have it.
+	if _, err := clang.Run(ctx, dir, nil, nil, link...); err != nil {
+		return err
+	}
+	_, err = tool.Run(ctx, dir, nil, nil, "component", module, componentFile)
+	return err
+}
+
+// clang is a compiler that has what it needs for components.
+type clang struct {
+	toolchain.Program
+	linker string // the path of its wasm-ld
+}
+
+// minClang is the first version of clang that is tested.
+const minClang = 14
+
+// findClang returns the clang of the WASI SDK at $WASI_SDK_PATH, $CC if it is a clang, or one in PATH. It returns
+// errdefs.ErrUnavailable if what it needs is missing.
+func findClang(ctx context.Context, dir string) (*clang, error) {
+	var names []string
+	if sdk := os.Getenv("WASI_SDK_PATH"); sdk != "" {
+		names = append(names, filepath.Join(sdk, "bin", "clang"))
+	}
+	if cc := os.Getenv("CC"); strings.HasPrefix(filepath.Base(cc), "clang") {
+		names = append(names, cc)
+	}
+	names = append(names, "clang")
+	for v := 30; v >= minClang; v-- {
+		names = append(names, "clang-"+strconv.Itoa(v))
+	}
+	missing := "clang " + strconv.Itoa(minClang) + " or later"
+	for _, name := range names {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		if path, err = filepath.Abs(path); err != nil {
+			return nil, err
+		}
+		c := &clang{Program: toolchain.At(path)}
+		switch missing, err = c.check(ctx, dir); {
+		case err != nil:
+			return nil, err
+		case missing == "":
+			return c, nil
+		}
+	}
+	return nil, fmt.Errorf("components in C need clang %d or later with wasm-ld, wasi-libc and compiler-rt for wasm32 (Debian's packages clang, lld, wasi-libc and libclang-rt-dev-wasm32; "+
+		"or the WASI SDK, with its directory in $WASI_SDK_PATH); what is missing: %s: %w", minClang, missing, errdefs.ErrUnavailable)
+}
+
+// check returns what is missing, or "", and finds the linker.
+func (c *clang) check(ctx context.Context, dir string) (missing string, err error) {
+	ask := func(question ...string) string {
+		if err != nil {
+			return ""
+		}
+		var out []byte
+		out, err = c.Run(ctx, dir, nil, nil, question...)
+		return strings.TrimSpace(string(out))
+	}
+	major, _, _ := strings.Cut(ask("-dumpversion"), ".")
+	libc, builtins := ask("--target=wasm32-wasi", "-print-file-name=crt1-reactor.o"), ask("--target=wasm32-wasi", "--rtlib=compiler-rt", "-print-libgcc-file-name")
+	c.linker = ask("-print-prog-name=wasm-ld") // for the host, whose tools have the same directory: for WASI, Debian's does not look there
+	if err != nil {
+		return "", err
+	}
+	if v, err := strconv.Atoi(major); err != nil || v < minClang {
+		return fmt.Sprintf("%s is clang %s", c.Name(), major), nil
+	}
+	// clang answers with a path, or with what it was asked for.
+	for _, f := range []struct{ path, what string }{{c.linker, "wasm-ld"}, {libc, "wasi-libc"}, {builtins, "compiler-rt for wasm32"}} {
+		if _, err := os.Stat(f.path); errors.Is(err, fs.ErrNotExist) || !filepath.IsAbs(f.path) {
+			return f.what + " of " + c.Name(), nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+	return "", nil
+}
