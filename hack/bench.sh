@@ -619,7 +619,7 @@ done
 # alone WHAT...: only one of these parts is measured.
 alone() { [[ " $* " == *" ${part:-all} "* ]]; }
 part=${1-}
-alone vm edge light many first calls serve || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+alone vm edge light many pods first calls serve || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running; two would disturb each other"
@@ -629,7 +629,7 @@ if ! alone vm edge light; then
   crun=$(command -v crun) || fail "crun is not installed: run hack/setup.sh"
   cc -O2 -static -D CRUN="\"$crun\"" -o build/bin/crun hack/bench/crun.c
 fi
-if ! alone vm edge light many first calls serve; then
+if ! alone vm edge light many pods first calls serve; then
   containerd=$(hack/containerd.sh)
   export containerd old_version new_version=${containerd##*/}
   old_version=$(containerd --version | awk '{print $3}') old_version=${old_version%%[~+]*}
@@ -637,7 +637,7 @@ fi
 GOOS=wasip1 GOARCH=wasm go build -C examples/wasm/greeter-go -buildmode=c-shared -o "$PWD/build/bin/greeter-go.wasm" .
 CGO_ENABLED=0 go build -C examples/wasm/greeter-go -o "$PWD/build/bin/greeter-native" .
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
-if alone vm edge light many first calls serve containers; then
+if alone vm edge light many pods first calls serve containers; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi
 new=$(mktemp)
