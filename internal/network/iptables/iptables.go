@@ -49,15 +49,17 @@ func run(ctx context.Context, program, stdin string, args ...string) (string, er
 	cmd.Stdin = strings.NewReader(stdin)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // so that no rule is added after the daemon's death
 	cmd.WaitDelay = outputGrace
-	output, err := cmd.CombinedOutput()
+	var output, complaints bytes.Buffer // apart: a warning would be in the middle of a rule
+	cmd.Stdout, cmd.Stderr = &output, &complaints
+	err := cmd.Run()
 	switch {
 	case err == nil:
-		return string(output), nil
+		return output.String(), nil
 	case errors.Is(err, exec.ErrNotFound):
 		return "", fmt.Errorf("%w (on Debian: apt-get install iptables): %w", err, errdefs.ErrFailedPrecondition)
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("%s: %w", program, context.Cause(ctx))
 	default:
-		return "", fmt.Errorf("%s: %w: %s: %w", program, err, bytes.TrimSpace(output), errdefs.ErrUnavailable)
+		return "", fmt.Errorf("%s: %w: %s: %w", program, err, bytes.TrimSpace(append(output.Bytes(), complaints.Bytes()...)), errdefs.ErrUnavailable)
 	}
 }
