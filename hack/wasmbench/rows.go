@@ -183,9 +183,7 @@ func (n *node) many(ctx context.Context, count int) (err error) {
 	return err
 }
 
-// patience is how long to wait for a pod's answer. All network namespaces share the kernel's neighbour table, which has
-// 1024 entries (net.ipv4.neigh.default.gc_thresh3). Each pod takes two entries. When the table is full, packets to
-// other pods are dropped for up to half a minute.
+// patience is how long to wait for a pod's answer.
 const patience = 90 * time.Second
 
 // echoUntilAnswered calls Echo until the pod answers, and returns the number of failed attempts.

@@ -315,7 +315,8 @@ func writeSysctls(b *strings.Builder, name string) error {
 			return err
 		}
 		for _, file := range files {
-			if file.Name() == "keep_addr_on_down" { // we set it like newer releases of the plugins; older ones do not
+			// We set the first like newer releases of the plugins. With the others, there are fewer packets to all ports of the bridge.
+			if slices.Contains([]string{"keep_addr_on_down", "router_solicitations", "disable_ipv6", "addr_gen_mode"}, file.Name()) {
 				continue
 			}
 			value, err := os.ReadFile(filepath.Join(dir, file.Name())) // stable_secret cannot be read before it is set

@@ -77,7 +77,9 @@ func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) 
 	if err != nil {
 		return "", fmt.Errorf("make veth pair %s (host) and %s (pod): %w", name, c.ifName, err)
 	}
-	_ = sysctl("0", "ipv6/conf", name, "accept_ra") // take no routes from routers; fails if the host has no IPv6
+	// A port of a bridge needs no addresses, and would announce its groups to all other ports. Both fail if the host has no IPv6.
+	_ = sysctl("1", "ipv6/conf", name, "disable_ipv6")
+	_ = sysctl("0", "ipv6/conf", name, "accept_ra") // take no routes from routers
 	return name, nil
 }
 
@@ -118,6 +120,8 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 func (c *Call) podSysctls(result *types100.Result) error {
 	_ = sysctl("0", "ipv6/conf", c.ifName, "accept_dad") // fails if the host has no IPv6
 	_ = sysctl("1", "ipv4/conf", c.ifName, "arp_notify")
+	// The routes are those of the result. Each solicitation of a router would go to all ports of the bridge, so of 1000 pods a million.
+	_ = sysctl("0", "ipv6/conf", c.ifName, "router_solicitations")
 	for _, address := range result.IPs {
 		if isV4(address.Address.IP) {
 			continue
