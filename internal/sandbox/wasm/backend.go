@@ -228,6 +228,7 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	b.keeper.hasPods = b.hasPods
 	b.watcher.changed, b.dialers.died = b.certificateChanged, b.reconnectSoon
 	b.background, b.stop = context.WithCancel(context.Background())
+	b.cache.life = b.background
 	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm dialers", func() { b.followDialers(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm compilations", func() { b.followImages(b.background) }))

@@ -54,8 +54,9 @@ type cache struct {
 	quickAbove int64
 	figures    compileFigures
 	layers     *layers
-	// compiling counts the flights.
+	// compiling counts the flights. Those that only improve quick code end when life does.
 	compiling sync.WaitGroup
+	life      context.Context
 
 	// storing is held while code and its entry are written, because flights for other keys can end with the same code.
 	storing sync.Mutex
@@ -109,7 +110,7 @@ type flight struct {
 func newCache(cfg setup, compiler *compiler) *cache {
 	return &cache{
 		dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, figures: newCompileFigures(compiler.queue), layers: newLayers(cfg),
-		changed: func(context.Context, codeID, sandbox.Compilation) {}, improved: func() {}, quick: cfg.QuickCode, quickAbove: quickAbove,
+		changed: func(context.Context, codeID, sandbox.Compilation) {}, improved: func() {}, life: context.Background(), quick: cfg.QuickCode, quickAbove: quickAbove,
 		flights: map[codeID]*flight{}, failed: map[string]failure{},
 	}
 }
@@ -189,7 +190,10 @@ func (c *cache) first(ctx context.Context, engine string, component source) *fli
 		kept := c.join(ctx, engine, priorityPull, component, false)
 		c.join(ctx, engine, priorityPod, component, true)
 		go guard.Func(c.log, "optimised code", func() {
-			<-kept.done
+			select {
+			case <-kept.done:
+			case <-c.life.Done():
+			}
 			c.leave(kept)
 			c.leave(quick)
 		})()

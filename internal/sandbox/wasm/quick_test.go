@@ -9,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -92,6 +93,21 @@ func TestQuickCodeNotWanted(t *testing.T) {
 		t.Error("a pod that demands optimised code runs quick code")
 	}
 	r.wantOptimised(one)
+}
+
+// TestQuickCodeLetsDaemonEnd: a daemon that ends does not wait for optimised code that only improves pods.
+func TestQuickCodeLetsDaemonEnd(t *testing.T) {
+	r, words, optimise := quickRig(t)
+	_, c := r.run("one", words)
+	r.killDaemon()
+	ended := make(chan struct{})
+	go func() { r.cache.compiling.Wait(); close(ended) }()
+	r.eventually("the compilation ends", func() bool { return guard.IsClosed(ended) })
+	r.open()
+	r.cache.quick, r.cache.quickAbove = true, 0
+	optimise()
+	r.shelf.announce()
+	r.wantOptimised(c)
 }
 
 // TestQuickCodeSurvivesDaemon: a daemon that finds a pod with quick code makes the optimised code, or takes what there is.
