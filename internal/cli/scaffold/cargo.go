@@ -9,10 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/signal"
 	"path/filepath"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cli/toolchain"
 )
@@ -52,10 +49,8 @@ func findCTool(ctx context.Context, progress io.Writer) (toolchain.Program, erro
 	return toolchain.At(filepath.Join(root, "bin", "tripod-c")), nil
 }
 
-// buildCTool makes the directory root in tools. It appears whole or not at all, and a signal ends the build with all that it has made.
+// buildCTool makes the directory root in tools. It appears whole or not at all.
 func buildCTool(ctx context.Context, source fs.FS, tools, root string) error {
-	ctx, stop := signal.NotifyContext(ctx, unix.SIGINT, unix.SIGTERM)
-	defer stop()
 	if err := os.MkdirAll(tools, 0o755); err != nil {
 		return err
 	}

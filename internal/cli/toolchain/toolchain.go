@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -48,6 +49,9 @@ var GoWasm = []string{"GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0"}
 func (p Program) Run(ctx context.Context, dir string, env []string, stdin io.Reader, args ...string) ([]byte, error) {
 	c := exec.CommandContext(ctx, p.name, args...)
 	c.Dir, c.WaitDelay = dir, 5*time.Second
+	// The end of ctx ends what the program has started, too: npm and pip run others.
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 	c.Env = append(os.Environ(), env...)
 	var stderr bytes.Buffer
 	c.Stdin, c.Stderr = stdin, &stderr
