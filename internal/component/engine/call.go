@@ -351,9 +351,7 @@ func (i *Instance) Alive() bool {
 
 // Outdated reports whether Code.Replace has replaced the machine code that the instance runs.
 func (i *Instance) Outdated() bool {
-	i.code.mu.Lock()
-	defer i.code.mu.Unlock()
-	return i.link.replaced
+	return i.link.replaced.Load()
 }
 
 func (i *Instance) markDead(err error) {

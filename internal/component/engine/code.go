@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/containerd/errdefs"
@@ -40,10 +41,10 @@ type Code struct {
 type link struct {
 	code *Code
 	slot int
-	// These are guarded by code.mu.
-	users    int // number of instances
-	replaced bool
-	frees    []func() // destructors, called in reverse order
+	// users is the number of instances, and frees are destructors, called in reverse order. Both are guarded by code.mu.
+	users    int
+	frees    []func()
+	replaced atomic.Bool
 
 	c C.tw_code
 	// The core path's module, and its exported functions with their types ("ii>i").
@@ -104,33 +105,41 @@ func (c *Code) Replace(image []byte) error {
 	if !reflect.DeepEqual(img.inspection, c.img.inspection) {
 		return fmt.Errorf("the image is of another guest: %w", errdefs.ErrFailedPrecondition)
 	}
+	made := &Code{engine: c.engine, img: img, path: c.path, host: c.host} // beside the requests, which need c.mu
+	next, err := made.linked(c.path, c.pooled(c.path))
+	if err != nil {
+		return err
+	}
+	if err = made.initialMemory(next); err == nil {
+		img.forget(c.path)
+		err = c.exchange(next, img)
+	}
+	if err != nil {
+		next.free()
+	}
+	return err
+}
+
+// exchange makes next, of another image of the guest, the only link. Others follow when they are needed.
+func (c *Code) exchange(next *link, img *image) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return errClosed
 	}
-	old, oldImage := c.links, *c.img
-	c.links = [4]*link{}
-	c.img.quick, c.img.component, c.img.memory, c.img.module = img.quick, img.component, img.memory, img.module
-	for _, l := range old {
-		if l == nil {
-			continue
-		}
-		next, err := c.link(l.path(), c.pooled(l.path()))
-		if err == nil && !maps.Equal(next.sigs, l.sigs) { // calls on the core path are unchecked
-			err = fmt.Errorf("its functions have other types: %w", errdefs.ErrFailedPrecondition)
-		}
-		if err != nil {
-			for _, made := range c.links {
-				made.retire()
-			}
-			c.links, *c.img = old, oldImage
-			return err
+	for _, l := range c.links { // calls on the core path are unchecked
+		if l != nil && l.path() == next.path() && !maps.Equal(next.sigs, l.sigs) {
+			return fmt.Errorf("its functions have other types: %w", errdefs.ErrFailedPrecondition)
 		}
 	}
-	c.img.forget(c.path)
+	old := c.links
+	next.code, c.links = c, [4]*link{}
+	c.links[next.slot] = next
+	c.img.quick, c.img.component, c.img.memory, c.img.module = img.quick, img.component, img.memory, img.module
 	for _, l := range old {
-		l.retire()
+		if l != nil {
+			l.retire()
+		}
 	}
 	return nil
 }
@@ -138,12 +147,9 @@ func (c *Code) Replace(image []byte) error {
 // errClosed is the error of calls on closed code.
 var errClosed = fmt.Errorf("code is closed: %w", errdefs.ErrFailedPrecondition)
 
-// retire frees a link that was replaced once it has no instances. The caller holds code.mu. The link may be nil.
+// retire frees a link that was replaced once it has no instances. The caller holds code.mu.
 func (l *link) retire() {
-	if l == nil {
-		return
-	}
-	if l.replaced = true; l.users == 0 {
+	if l.replaced.Store(true); l.users == 0 {
 		l.free()
 	}
 }
@@ -228,7 +234,7 @@ func (l *link) drop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.users--
-	if l.users--; l.replaced && l.users == 0 {
+	if l.users--; l.replaced.Load() && l.users == 0 {
 		l.free()
 	}
 	c.release()

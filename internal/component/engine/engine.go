@@ -115,15 +115,17 @@ func (e *Engine) compiler() (*C.wasm_engine_t, error) {
 // pool. An engine can load what another engine of the same compiler has compiled, because they differ only in how they allocate.
 func (e *Engine) open(instances int, quick bool, allocate func(*C.wasm_config_t)) (*C.wasm_engine_t, error) {
 	c := C.wasm_config_new()
-	C.wasmtime_config_strategy_set(c, C.WASMTIME_STRATEGY_CRANELIFT)
+	if quick { // its frames are larger, and the limit is what wasmtime allows
+		C.wasmtime_config_strategy_set(c, C.WASMTIME_STRATEGY_WINCH)
+		C.wasmtime_config_max_wasm_stack_set(c, 2<<20)
+	} else {
+		C.wasmtime_config_strategy_set(c, C.WASMTIME_STRATEGY_CRANELIFT)
+	}
 	C.wasmtime_config_cranelift_opt_level_set(c, C.WASMTIME_OPT_LEVEL_SPEED)
 	C.wasmtime_config_parallel_compilation_set(c, true)
 	C.wasmtime_config_native_unwind_info_set(c, false) // backtraces use frame pointers
 	C.wasmtime_config_epoch_interruption_set(c, true)
 	C.tripod_config_proposals(c)
-	if quick {
-		C.tripod_config_quick(c)
-	}
 	if allocate != nil {
 		allocate(c)
 	}

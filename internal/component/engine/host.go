@@ -34,7 +34,7 @@ func newHostTable(c *Code, host Host) (*hostTable, error) {
 		h.ifaces[compatName(r.Interface)] = true
 		h.resources[compatName(r.Interface)+"#"+r.Name] = n
 		h.drops = append(h.drops, r.Drop)
-		fn, err := c.hostfn(n)
+		fn, err := hostfn(n, &c.frees)
 		if err != nil {
 			return nil, err
 		}
@@ -54,14 +54,14 @@ func newHostTable(c *Code, host Host) (*hostTable, error) {
 	return h, nil
 }
 
-// hostfn allocates the C half's record of a function or resource.
-func (c *Code) hostfn(n int) (*C.tw_hostfn, error) {
+// hostfn allocates the C half's record of a function or resource, which is freed with the owner of frees.
+func hostfn(n int, frees *[]func()) (*C.tw_hostfn, error) {
 	fn, err := callocOne[C.tw_hostfn]()
 	if err != nil {
 		return nil, err
 	}
 	fn.index = C.uint32_t(n)
-	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(fn)) })
+	*frees = append(*frees, func() { C.free(unsafe.Pointer(fn)) })
 	return fn, nil
 }
 
@@ -87,7 +87,7 @@ func (h *hostTable) bind(c *Code, item Item) error {
 		return err
 	}
 	c.frees = append(c.frees, func() { C.tw_prog_free(prog) })
-	if h.cfuncs[n], err = c.hostfn(n); err != nil {
+	if h.cfuncs[n], err = hostfn(n, &c.frees); err != nil {
 		return err
 	}
 	h.cfuncs[n].prog, h.cfuncs[n].role = prog, C.uint32_t(h.funcs[n].Role)

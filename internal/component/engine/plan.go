@@ -112,7 +112,7 @@ func (c *Code) bindPlan(l *link, linker *C.wasmtime_linker_t) error {
 		if err != nil {
 			return err
 		}
-		fn, err := c.hostfn(int(known.index))
+		fn, err := hostfn(int(known.index), &l.frees)
 		if err != nil {
 			return err
 		}

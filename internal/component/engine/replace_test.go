@@ -71,11 +71,42 @@ func TestReplace(t *testing.T) {
 	handled(t, c, first, 1, 11*1000+8) // goes on
 	handled(t, c, instance(t, c, InstanceOptions{}), 2, 9*1000+7)
 	first.Close()
-	if !old.replaced || old.users != 0 || old.frees != nil {
+	if !old.replaced.Load() || old.users != 0 || old.frees != nil {
 		t.Errorf("the old code: got %d instances, want none, and that it is freed", old.users)
 	}
 	if err := c.Replace(quick); err != nil { // any code of the guest
 		t.Error(err)
+	}
+}
+
+// TestReplaceParts: the code of a component of several modules is replaced as often as wanted, and what the old code needed goes.
+func TestReplaceParts(t *testing.T) {
+	wasm := read(t, "order.wasm")
+	e := testEngine(t)
+	image, err := e.Compile(t.Context(), wasm, CompileOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := e.Load(quickly(t, wasm, CompileOptions{}), Host{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.img.Plan == nil {
+		t.Fatalf("the guest is not planned: %s", c.WhyComponent())
+	}
+	want := callParts(t, c, 0)
+	for range 3 {
+		owned := len(c.frees)
+		if err := c.Replace(image); err != nil {
+			t.Fatal(err)
+		}
+		if len(c.frees) != owned {
+			t.Errorf("the guest owns %d things of its links", len(c.frees)-owned)
+		}
+		if got := callParts(t, c, 0); got != want {
+			t.Errorf("after Replace: %s, want %s", got, want)
+		}
 	}
 }
 

@@ -23,7 +23,6 @@
 
 // What wasmtime/lib.rs adds to wasmtime's C API.
 void tripod_config_proposals(wasm_config_t *);
-void tripod_config_quick(wasm_config_t *);
 bool tripod_table_sum(wasmtime_context_t *, const wasmtime_table_t *, uint64_t *sum);
 
 // The outcome of a call. Go uses the same numbers through cgo.

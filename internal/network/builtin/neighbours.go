@@ -32,6 +32,9 @@ func (conf *bridgeConfig) introduce(host *netlink.Handle, bridge netlink.Link, r
 
 // forget removes the host's entries for addresses. A missing bridge or entry is not an error.
 func (conf *bridgeConfig) forget(addresses []net.IP) error {
+	if !conf.IsGateway {
+		return nil
+	}
 	return withHandle(func(host *netlink.Handle) error {
 		bridge, err := host.LinkByName(conf.Bridge)
 		if notFound(err) {

@@ -180,24 +180,19 @@ func (c *cache) optimised(ctx context.Context, engine string, component source) 
 // first compiles a component quickly and with optimisation, and returns the compilation that ends first. The quick code is kept
 // until the other compilation has ended, which no pod waits for unless the quick compiler refuses the component.
 func (c *cache) first(ctx context.Context, engine string, component source) *flight {
-	c.mu.Lock()
-	id := component.id()
-	id.quick = true
-	_, flying := c.flights[id]
-	c.mu.Unlock()
-	best, quick := c.join(ctx, engine, priorityPull, component, false), c.join(ctx, engine, priorityPod, component, true)
-	if !flying { // one caller is enough to keep both
-		kept := c.join(ctx, engine, priorityPull, component, false)
-		c.join(ctx, engine, priorityPod, component, true)
-		go guard.Func(c.log, "optimised code", func() {
-			select {
-			case <-kept.done:
-			case <-c.life.Done():
-			}
-			c.leave(kept)
-			c.leave(quick)
-		})()
+	join := func() (best, quick *flight) {
+		return c.join(ctx, engine, priorityPull, component, false), c.join(ctx, engine, priorityPod, component, true)
 	}
+	best, quick := join()
+	join() // for the goroutine, which also keeps the quick code for others
+	go guard.Func(c.log, "optimised code", func() {
+		select {
+		case <-best.done:
+		case <-c.life.Done():
+		}
+		c.leave(best)
+		c.leave(quick)
+	})()
 	select {
 	case <-best.done:
 	case <-quick.done:

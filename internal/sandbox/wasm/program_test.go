@@ -158,7 +158,7 @@ func fakeCompile() int {
 	_, in, _ = bytes.Cut(in, []byte(wordsSection))
 	if name := value(strings.Fields(string(in)), "optimise", ""); name != "" && !config.Quick {
 		for _, err := os.Stat(name); err != nil; _, err = os.Stat(name) {
-			time.Sleep(10 * time.Millisecond) // pacing: a compilation takes as long as the test wants
+			time.Sleep(10 * time.Millisecond) // pacing: between two looks for the file, which another process makes
 		}
 	}
 	if config.Quick && slices.Contains(strings.Fields(string(in)), "slowly") {

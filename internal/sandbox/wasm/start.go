@@ -72,7 +72,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err := checkModule(c.Config, loaded.World); err != nil {
 		return err
 	}
-	spec, renewAt, err := b.spec(ctx, p, c, s, loaded)
+	spec, renewAt, err := b.spec(ctx, p, c, o, s, loaded)
 	defer spec.CloseFiles()
 	if err != nil {
 		return err
@@ -169,11 +169,7 @@ func (b *Backend) failStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 
 // spec returns the pod's specification for the worker. The specification contains open files, which the caller must
 // close even if spec returns an error.
-func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
-	o, err := b.optionsOf(p, c)
-	if err != nil {
-		return spec, renewAt, err
-	}
+func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
 	spec = workerapi.PodSpec{
 		ID: c.ID, Component: s.Component, Digest: loaded.Digest,
 		Args: s.Artifact.Argv(c.Config.GetCommand(), c.Config.GetArgs()), Env: environment(s.Artifact, c.Config.GetEnvs()),

@@ -2,7 +2,7 @@
 
 pub use wasmtime_c_api::*;
 
-use wasmtime_c_api::wasmtime::{Config, Ref, Strategy, Table, WasmFeatures};
+use wasmtime_c_api::wasmtime::{Config, Ref, Table, WasmFeatures};
 
 /// What guests may use, of wasmtime's own defaults. With threads, a guest could wait on a shared memory, where no tick reaches
 /// it. Garbage collection (which is not built in), exceptions, stack switching, 64-bit memories and asynchronous components
@@ -16,24 +16,13 @@ const PROPOSALS: WasmFeatures = WasmFeatures::WASM2
     .union(WasmFeatures::COMPONENT_MODEL)
     .difference(WasmFeatures::GC_TYPES);
 
-/// Returns wasmtime's own configuration of the C API's.
-fn own(config: &mut wasm_config_t) -> &mut Config {
-    const { assert!(size_of::<wasm_config_t>() == size_of::<Config>()) };
-    // SAFETY: wasm_config_t is #[repr(C)], and its only field, which is private, is a Config.
-    unsafe { &mut *(config as *mut wasm_config_t).cast::<Config>() }
-}
-
 /// Makes an engine refuse what is not in PROPOSALS.
 #[unsafe(no_mangle)]
 pub extern "C" fn tripod_config_proposals(config: &mut wasm_config_t) {
-    own(config).wasm_features(PROPOSALS.complement(), false);
-}
-
-/// Makes an engine compile by Winch, in a single pass, and run such code only. Its frames are larger than Cranelift's, so it
-/// gets four times the stack, which is what asynchronous calls would have (2 MiB).
-#[unsafe(no_mangle)]
-pub extern "C" fn tripod_config_quick(config: &mut wasm_config_t) {
-    own(config).strategy(Strategy::Winch).max_wasm_stack(2 << 20);
+    const { assert!(size_of::<wasm_config_t>() == size_of::<Config>()) };
+    // SAFETY: wasm_config_t is #[repr(C)], and its only field, which is private, is a Config.
+    let config = unsafe { &mut *(config as *mut wasm_config_t).cast::<Config>() };
+    config.wasm_features(PROPOSALS.complement(), false);
 }
 
 /// Adds a table's size and functions to a checksum (FNV-1a). Returns false if it holds anything else. The C API reads
