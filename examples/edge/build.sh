@@ -15,6 +15,8 @@ core=$(mktemp)
 trap 'rm -f "$core"' EXIT
 clang-14 --target=wasm32-wasi -O2 -Wl,--strip-all -Wall -Wextra -Werror -o "$core" relay-wit-c/relay.c
 node "$tools/edge-component.mjs" module "$core" relay-wit-c/relay.wasm relay-wit-c/world.wit ../../internal/sandbox/wasm/internal/worker/channels.wit
+clang-14 --target=wasm32-wasi -mexec-model=reactor -O2 -Wl,--strip-all -Wall -Wextra -Werror -o "$core" relay-messaging-c/relay.c
+node "$tools/edge-component.mjs" module "$core" relay-messaging-c/relay.wasm relay-messaging-c/world.wit relay-messaging-c/messaging.wit
 GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 GOFLAGS= \
   go build -C ../.. -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$PWD/ticker-go/ticker.wasm" ./examples/edge/ticker-go
 chmod 644 ./*/*.wasm

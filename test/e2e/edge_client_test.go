@@ -9,17 +9,19 @@ import (
 	"strings"
 	"testing"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// TestEdgeImage: a module can run from a registry, by digest. A tag without a digest is refused, because tags can move.
-func TestEdgeImage(t *testing.T) {
-	n := startEdge(t, false)
+// pushModule pushes an example, with the tag 1, and returns the reference with its digest for nodes.
+func pushModule(t *testing.T, example, repository string) string {
+	t.Helper()
 	tripod, err := harness.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	push := exec.CommandContext(t.Context(), tripod, "push", "--plain-http", relayModule, harness.Registry(t).Addr+"/edge/relay:1")
+	push := exec.CommandContext(t.Context(), tripod, "push", "--plain-http", filepath.Join(harness.Root(), "examples/edge", example), harness.Registry(t).Addr+"/"+repository+":1")
 	push.Dir = t.TempDir()
 	var errs strings.Builder
 	push.Stderr = &errs
@@ -28,15 +30,57 @@ func TestEdgeImage(t *testing.T) {
 		t.Fatalf("%v\n%s", err, &errs)
 	}
 	_, digest, _ := strings.Cut(strings.TrimSpace(string(out)), "@")
-	module := n.o.MustEdge("run", harness.ImagePrefix+"edge/relay@"+digest, "--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1")
-	n.joined("app/in", "app/out", "image")
-	n.relays("app/in", "app/out", "from a registry")
-	n.o.MustEdge("stop", module)
+	return harness.ImagePrefix + repository + "@" + digest
+}
+
+// TestEdgeImage: modules of each kind can run from a registry, by digest. A tag without a digest is refused, because tags can
+// move.
+func TestEdgeImage(t *testing.T) {
+	n := startEdge(t, false)
+	for example, repository := range map[string]string{
+		"relay-c/relay.wasm": "edge/relay", "relay-wit-c/relay.wasm": "edge/relay-wit", "relay-messaging-c/relay.wasm": "edge/relay-messaging",
+	} {
+		in, out := "app/"+repository+"/in", "app/"+repository+"/out"
+		module := n.o.MustEdge("run", pushModule(t, example, repository), "--channel", "in="+in+":r:1", "--channel", "out="+out+":w:1")
+		n.joined(in, out, "image")
+		n.relays(in, out, "from a registry")
+		n.o.MustEdge("stop", module)
+	}
 	if _, err := n.o.Edge("run", harness.ImagePrefix+"edge/relay:1"); err == nil || !strings.Contains(err.Error(), "digest") {
 		t.Errorf("run by tag: got error %v, want a refusal that asks for a digest", err)
 	}
 	if _, err := n.o.Edge("run", harness.ImagePrefix+"edge/nothing@sha256:"+strings.Repeat("0", 64)); err == nil {
 		t.Error("run of a missing image succeeded, want an error")
+	}
+}
+
+// TestEdgeMessages: a module of wasi:messaging goes on after a message that it cannot handle, logs it, ends with its channels, and
+// gets no messages as a pod.
+func TestEdgeMessages(t *testing.T) {
+	n := startEdge(t, true)
+	image := pushModule(t, "relay-messaging-c/relay.wasm", "edge/messages")
+	module := n.o.MustEdge("run", image, "--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1")
+	n.joined("app/in", "app/out", "messages")
+	n.publish("app/in", "a\x00b")
+	n.publish("app/in", "")
+	n.relays("app/in", "app/out", "goes on")
+	if out, err := n.o.Edge("logs", module); err != nil || !strings.Contains(out, "could not handle it: other: the message is empty") || !strings.Contains(out, `message on channel "in": `) {
+		t.Errorf("logs of the module: got %q, error %v; want why it did not handle two messages", out, err)
+	}
+	n.d.Kill()
+	n.d.Start()
+	n.o.WaitRuntime("wasm", "A")
+	n.joined("app/in", "app/out", "after the daemon")
+	n.o.MustEdge("stop", module)
+	if exit := n.exitStatus(module); exit["reason"] != "killed" {
+		t.Errorf("exit of the stopped module: got %v, want killed", exit)
+	}
+	_, id, err := createIn(t, n.d, image)
+	if err == nil {
+		_, err = n.d.CRI().StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: id})
+	}
+	if err == nil || !strings.Contains(err.Error(), "run it as a module of the edge") {
+		t.Errorf("start as a pod: got error %v, want where it runs", err)
 	}
 }
 

@@ -38,10 +38,11 @@ type World = wit.World
 
 // The worlds.
 const (
-	WorldGRPC    = wit.WorldGRPC
-	WorldRaw     = wit.WorldRaw
-	WorldHTTP    = wit.WorldHTTP
-	WorldCommand = wit.WorldCommand
+	WorldGRPC     = wit.WorldGRPC
+	WorldRaw      = wit.WorldRaw
+	WorldHTTP     = wit.WorldHTTP
+	WorldMessages = wit.WorldMessages
+	WorldCommand  = wit.WorldCommand
 )
 
 // CompileOptions configure Compile.

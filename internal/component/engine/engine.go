@@ -407,7 +407,7 @@ func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin
 		return nil, err
 	}
 	if img.World = worldOf(img.Exports); img.World == "" {
-		return nil, invalid("the component exports nothing that could be served: no function, wasi:http/incoming-handler or wasi:cli/run")
+		return nil, invalid("the component exports nothing that could be served: no function, wasi:http/incoming-handler, wasi:messaging/incoming-handler or wasi:cli/run")
 	}
 	img.findCore(bin, plan, opts)
 	var v C.wasm_byte_vec_t
@@ -424,6 +424,8 @@ func worldOf(exports []Item) (w World) {
 			return WorldHTTP
 		case rawHandler:
 			return WorldRaw
+		case messageHandler:
+			return WorldMessages
 		case cliRun:
 			w = WorldCommand
 		default:

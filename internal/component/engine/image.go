@@ -21,8 +21,10 @@ const (
 	preview1    = "wasi_snapshot_preview1"
 	httpHandler = "wasi:http/incoming-handler@0.2"
 	cliRun      = "wasi:cli/run@0.2"
-	rawHandler  = "tripod:grpc/handler@0.1"
-	rootModule  = "$root" // a core module imports functions without an interface from this module
+	// messageHandler is a draft, so it has its whole version.
+	messageHandler = "wasi:messaging/incoming-handler@0.2.0-draft"
+	rawHandler     = "tripod:grpc/handler@0.1"
+	rootModule     = "$root" // a core module imports functions without an interface from this module
 )
 
 // image is a decoded code image. The encoded form is:

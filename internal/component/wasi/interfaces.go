@@ -44,6 +44,8 @@ var functions = map[string]map[string]Func{
 	"wasi:blobstore/types@0.2.0-draft":      blobTypeFuncs,
 	"wasi:blobstore/container@0.2.0-draft":  containerFuncs,
 	"wasi:blobstore/blobstore@0.2.0-draft":  blobstoreFuncs,
+	"wasi:messaging/types@0.2.0-draft":      messageFuncs,
+	"wasi:messaging/producer@0.2.0-draft":   {"send": sendMessage},
 	"wasi:keyvalue/store@0.2.0-draft":       storeDraft,
 	"wasi:keyvalue/atomics@0.2.0-draft":     atomicsDraft,
 	"wasi:keyvalue/batch@0.2.0-draft":       batchDraft,
@@ -56,7 +58,7 @@ var functions = map[string]map[string]Func{
 var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	var known []*Interface
 	var bound []Bound
-	for _, name := range []string{"io", "clocks", "random", "cli", "filesystem", "sockets", "config", "logging", "blobstore", "keyvalue-draft", "keyvalue-draft2"} {
+	for _, name := range []string{"io", "clocks", "random", "cli", "filesystem", "sockets", "config", "logging", "blobstore", "messaging", "keyvalue-draft", "keyvalue-draft2"} {
 		text, err := texts.ReadFile("wit/" + name + ".wit")
 		if err != nil {
 			panic(err) // impossible: the file is embedded

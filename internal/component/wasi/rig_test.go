@@ -50,7 +50,7 @@ func (g *guest) try(iface, name string, params ...[]byte) (*wit.Reader, error) {
 	if check.Err() != nil || len(check.Rest()) > 0 {
 		g.t.Fatalf("%s: the test passes wrong parameters: %v, %d bytes left", name, check.Err(), len(check.Rest()))
 	}
-	out, err := bound[i].Invoke(g.ctx, g.State, args, nil)
+	out, err := bound[i].Invoke(g.ctx, g.State, args, func() {})
 	if err != nil {
 		return nil, err
 	}

@@ -34,6 +34,8 @@ type Options struct {
 	Store Store
 	// Blobs keeps the objects of wasi:blobstore. If it is nil, there are no containers.
 	Blobs *Blobs
+	// Messages publishes what the guest sends by wasi:messaging. If it is nil, there is nothing to connect to.
+	Messages Messages
 	// Network opens the guest's connections. If it is nil, the guest can make no sockets and resolve no names.
 	Network Network
 	// Guard runs a background function of the host and returns its error. If the function panics, Guard recovers and

@@ -12,6 +12,8 @@ const (
 	WorldRaw World = "grpc-raw"
 	// WorldHTTP means that the guest exports wasi:http/incoming-handler@0.2.
 	WorldHTTP World = "http"
+	// WorldMessages means that the guest exports wasi:messaging/incoming-handler@0.2.0-draft.
+	WorldMessages World = "messages"
 	// WorldCommand means that the guest exports wasi:cli/run@0.2, or is a core module with _start (WASI preview 1).
 	WorldCommand World = "command"
 )

@@ -11,7 +11,6 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -189,7 +188,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Channels, err = sandbox.ParseChannels(c.Config.GetAnnotations()); err != nil {
 		return spec, renewAt, err
 	}
-	if loaded.World == wit.WorldCommand {
+	if !serves(loaded.World) {
 		return spec, renewAt, nil
 	}
 	if spec.CORS = o.cors; spec.CORS.Origins == nil {

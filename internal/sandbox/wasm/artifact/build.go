@@ -161,11 +161,11 @@ func Check(o *wasmbin.Outline, services []string) (World, error) {
 	}
 	world := worldOf(o, services)
 	if world == "" {
-		return "", fmt.Errorf("the component exports %s: neither wasi:http/incoming-handler@0.2 nor wasi:cli/run@0.2, and no descriptors name a gRPC service (--proto): %w",
-			list(o.Exports), errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("the component exports %s: none of wasi:http/incoming-handler@0.2, %s and wasi:cli/run@0.2, and no descriptors name a gRPC service (--proto): %w",
+			list(o.Exports), wasi.MessageHandler().Name, errdefs.ErrInvalidArgument)
 	}
 	for _, name := range o.Imports {
-		if !provided(name, services) {
+		if !provided(name, world, services) {
 			return "", fmt.Errorf("the component imports %s, which no node provides%s: %w", name, otherVersions(name), errdefs.ErrInvalidArgument)
 		}
 	}
@@ -186,6 +186,8 @@ func worldOf(o *wasmbin.Outline, services []string) World {
 		return wit.WorldRaw
 	case has(exportHTTP):
 		return wit.WorldHTTP
+	case o.HasExport(wasi.MessageHandler().Name):
+		return wit.WorldMessages
 	case has(exportCommand):
 		return wit.WorldCommand
 	}
@@ -243,14 +245,14 @@ func otherVersions(name string) string {
 }
 
 // provided reports whether nodes provide the named import of a component. Nodes provide WASI 0.2, some proposals in
-// certain versions (wasi.Drafts), the package tripod:grpc, and the types and streams in the packages of the component's services.
-func provided(name string, services []string) bool {
+// certain versions (wasi.Drafts), the packages tripod:grpc and, to modules of the edge, tripod:edge, and the types and streams in the packages of the component's services.
+func provided(name string, world World, services []string) bool {
 	if strings.HasPrefix(name, "wasi:") {
 		_, ok := release(name)
 		return ok || slices.Contains(wasi.Drafts(), name)
 	}
 	pkg, _, _ := strings.Cut(name, "/")
-	return pkg == "tripod:grpc" || slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })
+	return pkg == "tripod:grpc" || pkg == "tripod:edge" && (world == wit.WorldCommand || world == wit.WorldMessages) || slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })
 }
 
 func list(names []string) string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -54,6 +55,36 @@ type portResource struct {
 func (h *portResource) Close() error {
 	h.port.Close()
 	return nil
+}
+
+// publish publishes a message. It waits until the node takes it, at most until ctx ends, and then returns ctx's cause.
+func (h *portResource) publish(ctx context.Context, message []byte) error {
+	for {
+		err := h.Send(message)
+		if !errors.Is(err, engine.ErrWait) {
+			return err
+		}
+		if err := h.wait(ctx, time.Time{}); err != nil {
+			return err
+		}
+	}
+}
+
+// next waits for a message, at most until ctx ends, and then returns ctx's cause. The error is io.EOF after the last message
+// of a pod that is being stopped, and os.ErrDeadlineExceeded after the deadline, if that is not zero.
+func (h *portResource) next(ctx context.Context, deadline time.Time) ([]byte, error) {
+	for {
+		message, err := h.Receive()
+		if !errors.Is(err, engine.ErrWait) {
+			return message, err
+		}
+		if !deadline.IsZero() && !time.Now().Before(deadline) {
+			return nil, os.ErrDeadlineExceeded
+		}
+		if err := h.wait(ctx, deadline); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // notifier is a channel of capacity 1 that wakes its receiver.
@@ -144,18 +175,14 @@ func channelSend(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, e
 	if len(message) > channel.DefaultMaxFrame {
 		return failedWith(channelTooLong), nil
 	}
-	for {
-		err := h.Send(message)
-		if err == nil {
-			c.Renew()
-			return wit.AppendCase(nil, resultOK), nil
-		}
-		if !errors.Is(err, engine.ErrWait) {
-			return channelFailed(err), nil
-		}
-		if err := h.wait(c.Context(), time.Time{}); err != nil {
-			return nil, err
-		}
+	switch err := h.publish(c.Context(), message); {
+	case err == nil:
+		c.Renew()
+		return wit.AppendCase(nil, resultOK), nil
+	case c.Context().Err() != nil:
+		return nil, err
+	default:
+		return channelFailed(err), nil
 	}
 }
 
@@ -171,21 +198,17 @@ func channelReceive(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte
 	if !h.flags.CanRead() {
 		return failedWith(channelNotPermitted), nil
 	}
-	for {
-		message, err := h.Receive()
-		if err == nil {
-			c.Renew()
-			return wit.AppendBytes(wit.AppendOption(wit.AppendCase(nil, resultOK), true), message), nil
-		}
-		if !errors.Is(err, engine.ErrWait) {
-			return channelFailed(err), nil
-		}
-		if !deadline.IsZero() && !time.Now().Before(deadline) {
-			return wit.AppendOption(wit.AppendCase(nil, resultOK), false), nil
-		}
-		if err := h.wait(c.Context(), deadline); err != nil {
-			return nil, err
-		}
+	message, err := h.next(c.Context(), deadline)
+	switch {
+	case err == nil:
+		c.Renew()
+		return wit.AppendBytes(wit.AppendOption(wit.AppendCase(nil, resultOK), true), message), nil
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return wit.AppendOption(wit.AppendCase(nil, resultOK), false), nil
+	case c.Context().Err() != nil:
+		return nil, err
+	default:
+		return channelFailed(err), nil
 	}
 }
 
@@ -245,28 +268,17 @@ func (s *channelStream) Write(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	for {
-		err := s.Send(b)
-		if err == nil {
-			return len(b), nil
-		}
-		if errors.Is(err, engine.ErrWait) {
-			err = s.wait(s.alive, time.Time{})
-		}
-		if err != nil {
-			return 0, err
-		}
+	if err := s.publish(s.alive, b); err != nil {
+		return 0, err
 	}
+	return len(b), nil
 }
 
 // Read returns the rest of a partly read message. If there is no rest, Read waits for the next message.
 func (s *channelStream) Read(b []byte) (int, error) {
 	for len(s.rest) == 0 {
 		var err error
-		if s.rest, err = s.Receive(); errors.Is(err, engine.ErrWait) {
-			err = s.wait(s.alive, time.Time{})
-		}
-		if err != nil {
+		if s.rest, err = s.next(s.alive, time.Time{}); err != nil {
 			return 0, err
 		}
 	}

@@ -99,7 +99,7 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 		host = rawHost()
 	case engine.WorldHTTP:
 		host = wasihttp.Host()
-	case engine.WorldCommand:
+	case engine.WorldCommand, engine.WorldMessages:
 		host = channelHost()
 	}
 	if loaded.engine, err = e.Load(image, host); err != nil {
@@ -181,6 +181,9 @@ func (c *code) bind() (err error) {
 		c.handle, err = c.engine.Func(wasihttp.Signature())
 	case engine.WorldRaw:
 		c.handle, err = c.engine.Func(rawSignature())
+	case engine.WorldMessages:
+		i := wasi.MessageHandler()
+		c.handle, err = c.engine.Func(engine.Signature{Interface: i.Name, Name: i.Funcs[0].Name, Params: i.Funcs[0].Params, Result: i.Funcs[0].Result})
 	case engine.WorldGRPC:
 		c.bound = make(map[*dataplane.Method]*boundMethod, len(c.schema.Methods))
 		for _, m := range c.schema.Methods {

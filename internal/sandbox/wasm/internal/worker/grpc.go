@@ -111,11 +111,11 @@ func badMessage(err error) *dataplane.Status {
 
 // call runs the guest and sends its response.
 func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, limits workerapi.Limits, b *buffer) error {
-	g, err := s.get(ctx, limits)
+	g, err := s.pool.get(ctx, limits)
 	if err != nil {
 		return s.failed(ctx, m.Procedure, err)
 	}
-	defer func() { s.put(g, limits) }()
+	defer func() { s.pool.put(g, limits) }()
 	g.call.begin(c)
 	defer g.call.end()
 	defer s.pod.profiler.Load().watch(g)()

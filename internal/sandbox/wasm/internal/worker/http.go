@@ -24,11 +24,11 @@ func (s *server) serveComponent(w http.ResponseWriter, r *http.Request) {
 // panic.
 func (s *server) serveInstance(w http.ResponseWriter, r *http.Request) error {
 	limits := *s.limits.Load()
-	g, err := s.get(r.Context(), limits)
+	g, err := s.pool.get(r.Context(), limits)
 	if err != nil {
 		return err
 	}
-	defer s.put(g, limits)
+	defer s.pool.put(g, limits)
 	return g.http.Serve(w, r, func(ctx context.Context, params []byte) error {
 		_, err := g.Call(ctx, s.pod.code.handle, params, nil)
 		return err

@@ -31,7 +31,7 @@ type guest struct {
 	stdio stdio
 	call  *grpcCall         // in the gRPC worlds
 	http  *wasihttp.Session // in the HTTP world
-	state *wasi.State       // in the gRPC worlds and the command world
+	state *wasi.State       // in all worlds but the HTTP world
 
 	served         int // requests
 	begun, expires time.Time
@@ -81,7 +81,7 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	case engine.WorldHTTP:
 		g.http = wasihttp.NewSession(own)
 		options.Host = g.http
-	case engine.WorldCommand:
+	case engine.WorldCommand, engine.WorldMessages:
 		g.state = wasi.NewState(own)
 		options.Host = &channelGuest{g.state, p.channels}
 	}
@@ -169,6 +169,9 @@ func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Args: o.Args, Env: o.Env, Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}, Guard: p.guard,
 		Config: wasi.Config{Env: p.spec.Env, Volumes: p.configVolumes}, Blobs: p.blobs, Store: p.store, Log: p.output.logEntry}
+	if p.messages != nil {
+		own.Messages = p.messages
+	}
 	if p.wayOut != nil {
 		own.HTTP, own.Network = p.wayOut, &network{p.wayOut}
 	}

@@ -65,6 +65,7 @@ type pod struct {
 	store    wasi.Store    // nil without a store for wasi:keyvalue
 	redis    *redis.Client // the store, if it is a server
 	channels *channels     // nil without channels
+	messages *messages     // nil without channels
 	account  *engine.Account
 	program  program
 	counts   counts
@@ -105,15 +106,21 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 	p.preopens, p.configVolumes = preopens(spec.Mounts), configVolumes(spec.Mounts)
 	p.blobs = blobs(spec.Mounts)
 	p.channels = newChannels(spec, w.router, w.daemon)
+	if p.channels != nil {
+		p.messages = &messages{channels: p.channels, open: map[string]*portResource{}}
+	}
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
 	p.account.Within(w.account)
 	p.account.Bound(engine.HeldFiles, spec.Holdings.Files)
 	p.account.Bound(engine.HeldResources, spec.Holdings.Handles)
 	p.account.Bound(engine.HeldBytes, spec.Holdings.HostBytes)
 	setCPU(p.account, spec.Resources)
-	if c.World == engine.WorldCommand {
+	switch c.World {
+	case engine.WorldCommand:
 		p.program = newCommand(p)
-	} else {
+	case engine.WorldMessages:
+		p.program = newSubscriber(p)
+	default:
 		p.program = newServer(p)
 	}
 	return p

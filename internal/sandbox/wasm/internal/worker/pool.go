@@ -14,6 +14,8 @@ const maxIdle = 8
 
 // pool is a stack of a pod's idle instances. Each has a time at which it is closed.
 type pool struct {
+	pod *pod
+
 	mu     sync.Mutex
 	idle   []*guest
 	timer  *time.Timer // for the instance that expires first; nil if there is none
@@ -88,27 +90,40 @@ func (p *pool) close() {
 }
 
 // get returns an instance for one request: an idle one if the limits allow reuse, otherwise a new one.
-func (s *server) get(ctx context.Context, limits workerapi.Limits) (*guest, error) {
+func (p *pool) get(ctx context.Context, limits workerapi.Limits) (*guest, error) {
 	if limits.Reuse {
-		for g := s.pool.take(); g != nil; g = s.pool.take() {
+		for g := p.take(); g != nil; g = p.take() {
 			if !g.Outdated() {
 				return g, nil
 			}
 			g.Close()
 		}
 	}
-	return s.pod.instantiate(ctx, limits)
+	return p.pod.instantiate(ctx, limits)
 }
 
 // put keeps an instance for reuse after its request, or closes it.
-func (s *server) put(g *guest, limits workerapi.Limits) {
+func (p *pool) put(g *guest, limits workerapi.Limits) {
 	g.served++
 	g.expires = g.begun.Add(limits.ReuseAge)
 	if limits.Reuse && g.served < limits.ReuseRequests && g.Alive() && !g.Outdated() {
 		g.stdio.flush()
-		if s.pool.keep(g) {
+		if p.keep(g) {
 			return
 		}
 	}
 	g.Close()
+}
+
+// probe makes one instance, so that a component that cannot be instantiated fails at start and not at the first
+// request.
+func (p *pool) probe(limits workerapi.Limits) error {
+	limits.Snapshot = workerapi.SnapshotNever // the first request makes it
+	g, err := p.get(p.pod.alive, limits)
+	if err != nil {
+		return startError(p.pod, err)
+	}
+	g.served-- // this was no request
+	p.put(g, limits)
+	return nil
 }

@@ -114,11 +114,11 @@ func (s *server) invokeRaw(ctx context.Context, m *dataplane.Method, c dataplane
 		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
 		defer cancel()
 	}
-	g, err := s.get(ctx, limits)
+	g, err := s.pool.get(ctx, limits)
 	if err != nil {
 		return s.failed(ctx, m.Procedure, err)
 	}
-	defer func() { s.put(g, limits) }()
+	defer func() { s.pool.put(g, limits) }()
 	g.call.begin(c)
 	g.call.raw = rawCall{ctx: ctx, inbox: in}
 	defer g.call.endRaw()

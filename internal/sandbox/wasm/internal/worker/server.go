@@ -39,7 +39,7 @@ type server struct {
 }
 
 func newServer(p *pod) *server {
-	return &server{pod: p, counter: dataplane.NewMetrics(), tracer: p.worker.spans.provider(p.spec), ended: make(chan exit, 1)}
+	return &server{pod: p, pool: pool{pod: p}, counter: dataplane.NewMetrics(), tracer: p.worker.spans.provider(p.spec), ended: make(chan exit, 1)}
 }
 
 func (s *server) start() error {
@@ -59,7 +59,7 @@ func (s *server) start() error {
 	if err := s.updateLimits(spec.Limits); err != nil {
 		return err
 	}
-	if err := s.probe(); err != nil {
+	if err := s.pool.probe(spec.Limits); err != nil {
 		return err
 	}
 	var err error
@@ -78,20 +78,6 @@ func (s *server) start() error {
 		_ = s.plane.Close()
 		return fmt.Errorf("pod %s: %w", spec.ID, err)
 	}
-	return nil
-}
-
-// probe makes one instance, so that a component that cannot be instantiated fails at start and not at the first
-// request.
-func (s *server) probe() error {
-	limits := *s.limits.Load()
-	limits.Snapshot = workerapi.SnapshotNever // the first request makes it
-	g, err := s.get(s.pod.alive, limits)
-	if err != nil {
-		return startError(s.pod, err)
-	}
-	g.served-- // this was no request
-	s.put(g, limits)
 	return nil
 }
 
