@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -229,7 +230,7 @@ func (n *node) snapshot(r *Result) string {
 	fmt.Fprintf(&b, "result %v\nleases %s", raw, n.leaseFiles())
 	n.describe(&b, "", n.cfg.Default.Bridge)
 	for _, port := range n.bridgePorts() {
-		n.describe(&b, "", port)
+		n.describe(&b, "", port, "accept_ra") // in-process, ports have no IPv6
 	}
 	for _, forwarding := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		value, _ := os.ReadFile("/proc/sys/net/" + forwarding)
@@ -243,12 +244,16 @@ func (n *node) snapshot(r *Result) string {
 		fmt.Fprintf(&b, "%s rules:\n%s", iptables, rules)
 	}
 	n.describe(&b, r.Netns, "lo")
-	n.describe(&b, r.Netns, "eth0")
+	var skip []string
+	if !slices.ContainsFunc(r.IPs, func(ip netip.Addr) bool { return ip.Is6() }) {
+		skip = append(skip, "accept_dad") // in-process, pods without IPv6 addresses have no link-local one either
+	}
+	n.describe(&b, r.Netns, "eth0", skip...)
 	return strings.NewReplacer(random...).Replace(b.String())
 }
 
-// describe writes one interface: its attributes, addresses, routes and sysctls.
-func (n *node) describe(b *strings.Builder, netns, name string) {
+// describe writes one interface: its attributes, addresses, routes and sysctls, but not those to skip.
+func (n *node) describe(b *strings.Builder, netns, name string, skip ...string) {
 	n.t.Helper()
 	err := inNetns(netns, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -272,7 +277,7 @@ func (n *node) describe(b *strings.Builder, netns, name string) {
 		return writeAddresses(b, h, link)
 	})
 	if err == nil {
-		err = inNetns(netns, func() error { return writeSysctls(b, name) })
+		err = inNetns(netns, func() error { return writeSysctls(b, name, skip) })
 	}
 	if err != nil {
 		n.t.Fatal(err)
@@ -307,7 +312,9 @@ func writeAddresses(b *strings.Builder, h *netlink.Handle, link netlink.Link) er
 	return nil
 }
 
-func writeSysctls(b *strings.Builder, name string) error {
+func writeSysctls(b *strings.Builder, name string, skip []string) error {
+	// We set the first like newer releases of the plugins. With the others, there are fewer packets to all ports of the bridge.
+	skip = append(skip, "keep_addr_on_down", "router_solicitations", "disable_ipv6", "addr_gen_mode")
 	for _, family := range []string{"ipv4", "ipv6"} {
 		dir := filepath.Join("/proc/sys/net", family, "conf", name)
 		files, err := os.ReadDir(dir)
@@ -315,8 +322,7 @@ func writeSysctls(b *strings.Builder, name string) error {
 			return err
 		}
 		for _, file := range files {
-			// We set the first like newer releases of the plugins. With the others, there are fewer packets to all ports of the bridge.
-			if slices.Contains([]string{"keep_addr_on_down", "router_solicitations", "disable_ipv6", "addr_gen_mode"}, file.Name()) {
+			if slices.Contains(skip, file.Name()) {
 				continue
 			}
 			value, err := os.ReadFile(filepath.Join(dir, file.Name())) // stable_secret cannot be read before it is set

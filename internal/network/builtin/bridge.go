@@ -88,7 +88,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 		if err := conf.introduce(host, bridge, result); err != nil {
 			return err
 		}
-		return c.announce(gateways, bridge.Attrs().HardwareAddr)
+		return c.announce(result, gateways, bridge.Attrs().HardwareAddr)
 	})
 	if err != nil {
 		return nil, err

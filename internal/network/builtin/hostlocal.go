@@ -43,7 +43,7 @@ func (c *Call) leased(ctx context.Context) ([]net.IP, error) {
 		return nil, err
 	}
 	defer store.release()
-	addresses, err := store.find(c.container, c.ifName)
+	addresses, err := store.findAll(c.container, c.ifName)
 	if err != nil {
 		return nil, fmt.Errorf("host-local: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend"
@@ -28,6 +29,7 @@ import (
 type leases struct {
 	dir  string
 	lock int
+	seen *seenLeases
 }
 
 var _ backend.Store = (*leases)(nil)
@@ -51,7 +53,7 @@ func openLeases(ctx context.Context, dir string) (*leases, error) {
 	for {
 		err = unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
-			return &leases{dir: dir, lock: lock}, nil
+			return &leases{dir: dir, lock: lock, seen: seenIn(dir)}, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			break
@@ -87,6 +89,9 @@ func (l *leases) Reserve(id, ifName string, ip net.IP, rangeID string) (bool, er
 			err = errors.Join(err, os.Remove(path))
 		}
 	}
+	if err == nil {
+		l.seen.change(l.dir, func(all map[string]string) { all[ip.String()] = leaseOf(id, ifName) })
+	}
 	return err == nil, err
 }
 
@@ -121,50 +126,150 @@ func (l *leases) GetByID(id, ifName string) []net.IP {
 
 // ReleaseByID removes the leases of the container's interface.
 func (l *leases) ReleaseByID(id, ifName string) error {
-	found, err := l.find(id, ifName)
+	found, err := l.findAll(id, ifName)
 	return errors.Join(err, l.remove(found))
 }
 
 // remove removes the leases of addresses. A missing lease is not an error.
 func (l *leases) remove(addresses []net.IP) (err error) {
+	var removed []string
 	for _, ip := range addresses {
-		if failed := os.Remove(filepath.Join(l.dir, ip.String())); !errors.Is(failed, fs.ErrNotExist) {
-			err = errors.Join(err, failed)
+		failed := os.Remove(filepath.Join(l.dir, ip.String()))
+		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
+			removed = append(removed, ip.String())
+			continue
 		}
+		err = errors.Join(err, failed)
 	}
+	l.seen.change(l.dir, func(all map[string]string) {
+		for _, name := range removed {
+			delete(all, name)
+		}
+	})
 	return err
 }
 
-// find returns the addresses that the container's interface has leased. Leases without an interface, written by plugin
-// releases before 0.7, count for every interface of the container.
-func (l *leases) find(id, ifName string) ([]net.IP, error) {
+// find returns the addresses that the container's interface has leased, in no order. Leases without an interface, written by
+// plugin releases before 0.7, count for every interface of the container.
+func (l *leases) find(id, ifName string) (found []net.IP, err error) {
 	dir, err := os.Open(l.dir)
 	if err != nil {
 		return nil, err
 	}
 	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	var found []net.IP
+	names, err := l.seen.find(dir, id, ifName)
 	for _, name := range names {
-		ip := net.ParseIP(name)
-		if ip == nil {
-			continue
-		}
-		data, failed := readAt(dir, name)
-		if failed != nil {
-			err = errors.Join(err, fmt.Errorf("lease %s: %w", name, failed))
-			continue
-		}
-		if lease := strings.TrimSpace(data); lease == leaseOf(id, ifName) || lease == id {
-			found = append(found, ip)
-		}
+		found = append(found, net.ParseIP(name))
 	}
 	return found, err
 }
 
-// readAt reads the first 512 bytes of a file in dir. It avoids os.ReadFile for speed, because a node has a lease for
-// every pod, and each ADD and DEL reads all leases.
-func readAt(dir *os.File, name string) (string, error) {
+// findAll is find, but reads all leases before it returns none, because a lease that is not found now is never released.
+func (l *leases) findAll(id, ifName string) ([]net.IP, error) {
+	if found, err := l.find(id, ifName); len(found) > 0 {
+		return found, err
+	}
+	l.seen.forget()
+	return l.find(id, ifName)
+}
+
+// seenLeases are the leases of a directory as this process has seen them last. A node has a lease for each pod, and each ADD
+// and DEL would read them all. They are read again when the directory has been changed by others. That can escape notice within one
+// tick of the file system's clock, so a lease that is found is compared with its file.
+type seenLeases struct {
+	mu  sync.Mutex
+	of  dirStamp          // the state of the directory that all is for; zero if all must be read
+	all map[string]string // the leases by the names of their files
+}
+
+// dirStamp changes when files of a directory are made or removed.
+type dirStamp struct {
+	dev, ino uint64
+	changed  unix.Timespec
+}
+
+func stampOf(stat func(*unix.Stat_t) error) (dirStamp, error) {
+	var s unix.Stat_t
+	err := stat(&s)
+	if err != nil {
+		return dirStamp{}, err
+	}
+	return dirStamp{uint64(s.Dev), s.Ino, s.Mtim}, nil
+}
+
+// directories has the seenLeases of each directory that was ever opened, by its path.
+var directories sync.Map
+
+func seenIn(dir string) *seenLeases {
+	seen, _ := directories.LoadOrStore(dir, &seenLeases{})
+	return seen.(*seenLeases)
+}
+
+// find returns the names of the leases that an interface of a container has. The error has the leases that cannot be read;
+// they are read again next time.
+func (s *seenLeases) find(dir *os.File, id, ifName string) (names []string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stamp, err := stampOf(func(st *unix.Stat_t) error { return unix.Fstat(int(dir.Fd()), st) })
+	if err != nil {
+		return nil, err
+	}
+	if s.of != stamp {
+		if s.all, err = readLeases(dir); err == nil {
+			s.of = stamp
+		}
+	}
+	for name, lease := range s.all {
+		if lease != leaseOf(id, ifName) && lease != id {
+			continue
+		}
+		if now, failed := readLease(dir, name); failed == nil && now == lease {
+			names = append(names, name)
+		} else {
+			s.of = dirStamp{} // others have changed the directory without notice
+		}
+	}
+	return names, err
+}
+
+// readLeases returns all leases of a directory by the names of their files. The error has those that cannot be read.
+func readLeases(dir *os.File) (map[string]string, error) {
+	names, err := dir.Readdirnames(-1)
+	all := map[string]string{}
+	for _, name := range names {
+		if net.ParseIP(name) == nil {
+			continue
+		}
+		lease, failed := readLease(dir, name)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("lease %s: %w", name, failed))
+			continue
+		}
+		all[name] = lease
+	}
+	return all, err
+}
+
+// change notes what the caller has changed in the directory.
+func (s *seenLeases) change(dir string, do func(all map[string]string)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of == (dirStamp{}) {
+		return
+	}
+	do(s.all)
+	s.of, _ = stampOf(func(st *unix.Stat_t) error { return unix.Stat(dir, st) }) // zero if it fails
+}
+
+// forget makes the next call of find read all leases.
+func (s *seenLeases) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of = dirStamp{}
+}
+
+// readLease reads a file in dir, of which a lease needs less than 512 bytes. It avoids os.ReadFile for speed.
+func readLease(dir *os.File, name string) (string, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return "", err
@@ -172,5 +277,5 @@ func readAt(dir *os.File, name string) (string, error) {
 	defer unix.Close(fd)
 	var data [512]byte
 	n, err := unix.Read(fd, data[:])
-	return string(data[:max(n, 0)]), err
+	return strings.TrimSpace(string(data[:max(n, 0)])), err
 }

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/guard"
@@ -29,8 +31,7 @@ const (
 	firstPause, lastPause = 200 * time.Microsecond, 50 * time.Millisecond
 )
 
-// addPair makes a veth pair with one end in the pod. It sets the host's end up, makes it a port of the bridge, and
-// returns the name of the host's end.
+// addPair makes a veth pair with one end in the pod. It makes the host's end a port of the bridge, sets it up, and returns the name of the host's end.
 func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink.Link, conf *bridgeConfig) (string, error) {
 	name, err := c.makePair(host, conf.MTU)
 	if err != nil {
@@ -43,6 +44,9 @@ func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink
 	if err == nil && conf.HairpinMode {
 		err = host.LinkSetHairpin(port, true)
 	}
+	if err == nil {
+		err = host.LinkSetUp(port)
+	}
 	if err != nil {
 		return "", fmt.Errorf("connect %s to bridge %s: %w", name, conf.Bridge, err)
 	}
@@ -52,7 +56,7 @@ func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink
 	return name, nil
 }
 
-// makePair makes the veth pair, sets the host's end up, and returns the random name of the host's end. If that name is
+// makePair makes the veth pair and returns the random name of the host's end. If that name is
 // taken, makePair tries another random name. If the name in the pod is taken, it returns an error.
 func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) {
 	netns, err := netthread.Open(c.netns)
@@ -65,7 +69,7 @@ func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) 
 		_, _ = rand.Read(suffix[:]) // never fails
 		name = fmt.Sprintf("veth%x", suffix)
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU, attrs.Flags = name, mtu, net.FlagUp
+		attrs.Name, attrs.MTU = name, mtu
 		err = host.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: c.ifName, PeerNamespace: netlink.NsFd(netns)})
 		if !errors.Is(err, unix.EEXIST) {
 			break
@@ -77,9 +81,8 @@ func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) 
 	if err != nil {
 		return "", fmt.Errorf("make veth pair %s (host) and %s (pod): %w", name, c.ifName, err)
 	}
-	// A port of a bridge needs no addresses, and would announce its groups to all other ports. Both fail if the host has no IPv6.
+	// A port of a bridge needs no addresses, and would announce its groups to all other ports. This fails if the host has no IPv6.
 	_ = sysctl("1", "ipv6/conf", name, "disable_ipv6")
-	_ = sysctl("0", "ipv6/conf", name, "accept_ra") // take no routes from routers
 	return name, nil
 }
 
@@ -91,7 +94,7 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 			return err
 		}
 		mac = link.Attrs().HardwareAddr.String()
-		if err := c.podSysctls(result); err != nil {
+		if err := c.podSysctls(pod, link, result); err != nil {
 			return err
 		}
 		for _, address := range result.IPs {
@@ -117,24 +120,32 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 
 // podSysctls sets the sysctls that must be set before the addresses are added. It disables duplicate address detection,
 // because each address is leased only to this pod. It also enables announcements to neighbours.
-func (c *Call) podSysctls(result *types100.Result) error {
-	_ = sysctl("0", "ipv6/conf", c.ifName, "accept_dad") // fails if the host has no IPv6
+//
+// What a pod sends to groups goes to all ports of the bridge, so of 1000 pods a million times: solicitations of routers, which it
+// does not need because its routes are those of the result, and what comes with a link-local address, which it does not need
+// without other IPv6 addresses. Each name below /proc/sys/net takes longer with each network namespace, so this sets few.
+func (c *Call) podSysctls(pod *netlink.Handle, link netlink.Link, result *types100.Result) error {
 	_ = sysctl("1", "ipv4/conf", c.ifName, "arp_notify")
-	// The routes are those of the result. Each solicitation of a router would go to all ports of the bridge, so of 1000 pods a million.
-	_ = sysctl("0", "ipv6/conf", c.ifName, "router_solicitations")
-	for _, address := range result.IPs {
-		if isV4(address.Address.IP) {
-			continue
+	if !hasV6(result) {
+		_ = pod.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE) // fails if the host has no IPv6
+		return nil
+	}
+	for _, link := range []string{"lo", c.ifName} {
+		if err := ensureSysctl("0", "ipv6/conf", link, "disable_ipv6"); err != nil {
+			return fmt.Errorf("enable IPv6 for %s: %w", link, err)
 		}
-		for _, link := range []string{"lo", c.ifName} {
-			if err := ensureSysctl("0", "ipv6/conf", link, "disable_ipv6"); err != nil {
-				return fmt.Errorf("enable IPv6 for %s: %w", link, err)
-			}
+	}
+	// The kernel keeps the IPv6 addresses when the interface is set down. By default, it removes them.
+	for name, value := range map[string]string{"accept_dad": "0", "router_solicitations": "0", "keep_addr_on_down": "1"} {
+		if err := sysctl(value, "ipv6/conf", c.ifName, name); err != nil {
+			return err
 		}
-		// Keep the IPv6 addresses when the interface is set down. By default, the kernel removes them.
-		return sysctl("1", "ipv6/conf", c.ifName, "keep_addr_on_down")
 	}
 	return nil
+}
+
+func hasV6(result *types100.Result) bool {
+	return slices.ContainsFunc(result.IPs, func(c *types100.IPConfig) bool { return !isV4(c.Address.IP) })
 }
 
 // announce makes the kernel announce the pod's addresses to its neighbours. The announcement at link-up was lost,
@@ -142,14 +153,16 @@ func (c *Call) podSysctls(result *types100.Result) error {
 // reused address to the previous pod until the neighbours' caches expire, some tens of seconds later. Setting the
 // hardware address, even to its present value, triggers the announcement (arp_notify, ndisc_notify). Then announce adds the
 // pod's entries for its gateways on the bridge, whose hardware address is given.
-func (c *Call) announce(gateways []net.IPNet, bridge net.HardwareAddr) error {
+func (c *Call) announce(result *types100.Result, gateways []net.IPNet, bridge net.HardwareAddr) error {
 	err := inPod(c.netns, func(pod *netlink.Handle) error {
 		link, err := pod.LinkByName(c.ifName)
 		if err != nil {
 			return err
 		}
-		_ = sysctl("1", "ipv6/conf", c.ifName, "ndisc_notify") // fails if the host has no IPv6
-		defer func() { _ = sysctl("0", "ipv6/conf", c.ifName, "ndisc_notify") }()
+		if hasV6(result) {
+			_ = sysctl("1", "ipv6/conf", c.ifName, "ndisc_notify")
+			defer func() { _ = sysctl("0", "ipv6/conf", c.ifName, "ndisc_notify") }()
+		}
 		if err := pod.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr); err != nil {
 			return err
 		}
