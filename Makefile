@@ -129,9 +129,9 @@ test-attack: build images ## run hostile containers, components, machines, image
 	TRIPOD_TEST_FULL=1 $(GOTEST) -v ./test/attack/...
 
 .PHONY: test-templates
-test-templates: build images build/wheels/downloaded build/c/downloaded ## test the components that `tripod component new` writes, in each language (8 min; installs Node.js, Python's venv, clang, packages of npm and PyPI, and crates)
+test-templates: build images build/wheels/downloaded build/bindgen/downloaded ## test the components that `tripod component new` writes, in each language (9 min; installs Node.js, Python's venv, clang, Debian's Rust, packages of npm and PyPI, and crates)
 	@command -v npm >/dev/null || hack/setup.sh templates
-	TRIPOD_TEST_TEMPLATES=1 $(GOTEST) -run '^TestWasm(Template|ComponentNew(C|Python))' ./test/e2e
+	TRIPOD_TEST_TEMPLATES=1 $(GOTEST) -run '^TestWasm(Template|ComponentNew(C|Python|Rust))' ./test/e2e
 
 # What new components in Python install: the tests' namespaces have no way to PyPI.
 build/wheels/downloaded: internal/cli/scaffold/templates/python/requirements.txt.tmpl
@@ -140,11 +140,11 @@ build/wheels/downloaded: internal/cli/scaffold/templates/python/requirements.txt
 	build/wheels/venv/bin/pip download --quiet --disable-pip-version-check --require-hashes --requirement $< --dest build/wheels
 	touch $@
 
-# The tool of new components in C, built as for a user.
-build/c/downloaded: $(wildcard internal/cli/scaffold/runtime/c/*) | build
-	@command -v clang-14 >/dev/null || hack/setup.sh templates
-	rm -rf build/c
-	XDG_CACHE_HOME=$(CURDIR)/build/c build/bin/tripod component new --lang c build/c/echo examples/wasm/echo-c/echo.proto
+# The tool of new components in C and Rust, built as for a user.
+build/bindgen/downloaded: $(wildcard internal/cli/scaffold/runtime/bindgen/*) | build
+	@command -v clang-14 >/dev/null && [ -d /usr/lib/rustlib/wasm32-wasi ] || hack/setup.sh templates
+	rm -rf build/bindgen
+	XDG_CACHE_HOME=$(CURDIR)/build/bindgen build/bin/tripod component new --lang c build/bindgen/echo examples/wasm/echo-c/echo.proto
 	touch $@
 
 .PHONY: test-connect

@@ -4,7 +4,7 @@
 #
 # Additionally: "bench" installs what `make bench` compares with, "browser" a browser and gateways (1 GB), "debian" what hack/images/debian.sh needs for its image, and
 # "kubelet" what a cluster needs beside the programs that hack/kube.sh builds, "mqtt" npm and Python's venv for MQTT clients, "release" what builds the Debian package,
-# "serve" what `hack/bench.sh serve` compares with and by, "templates" npm, Python's venv and clang for new components.
+# "serve" what `hack/bench.sh serve` compares with and by, "templates" npm, Python's venv, clang and Debian's Rust for new components.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -39,7 +39,7 @@ mqtt_packages=(python3-venv)
 debian_packages=(mmdebstrap e2fsprogs)
 release_packages=(dpkg-dev)
 serve_packages=(wrk python3-venv)
-templates_packages=(python3-venv clang-14 lld-14 wasi-libc libclang-rt-14-dev-wasm32)
+templates_packages=(python3-venv clang-14 lld-14 wasi-libc libclang-rt-14-dev-wasm32 rustc cargo libstd-rust-dev-wasm32)
 # The tests of internal/sandbox/linux run the host's busybox, from either of Debian's two packages.
 [ -x /bin/busybox ] || packages+=(busybox)
 

@@ -30,11 +30,12 @@ func (a *App) componentNewCommand() *cobra.Command {
 		Long: "Write the directory of a new component that serves the services of .proto files: generated code, a server with a\n" +
 			"body for each method, and test cases for `tripod component test`. It builds, and its test cases pass.\n\n" +
 			"It needs the language's toolchain in PATH, which fetches the generators of code in fixed versions: Go, Node.js with\n" +
-			"npm, Python 3.11 with venv, or clang 14 with wasi-libc and Rust's cargo. protoc is not needed.",
+			"npm, Python 3.11 with venv, Rust with a target for WASI, or clang 14 with wasi-libc and Rust's cargo. protoc is not needed.",
 		Example: "  tripod component new greeter greeter.proto\n" +
 			"  tripod component new --lang c greeter greeter.proto\n" +
 			"  tripod component new --lang js greeter greeter.proto\n" +
 			"  tripod component new --lang python greeter greeter.proto\n" +
+			"  tripod component new --lang rust greeter greeter.proto\n" +
 			"  tripod component new --module example.com/shop/cart -I . -I third_party cart shop/v1/cart.proto",
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -50,7 +51,7 @@ func (a *App) componentNewCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Language, "lang", "go", "language of the component: c, go, js or python")
+	f.StringVar(&o.Language, "lang", "go", "language of the component: c, go, js, python or rust")
 	f.StringSliceVarP(&o.ImportPaths, "proto-path", "I", nil, "search path of imports (default: the files' directories)")
 	f.StringVar(&o.Module, "module", "", "path of the Go module (default: example.com/NAME)")
 	f.StringVar(&o.SDK, "sdk", "", "directory with "+scaffold.SDKModule+" (default: its latest version is fetched)")

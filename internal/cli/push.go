@@ -40,8 +40,8 @@ func (a *App) PushCommand() *cobra.Command {
 			"A DIRECTORY is the package of a gRPC server in Go that uses github.com/tripod-run/tripod/sdk/go. It is built with\n" +
 			"the Go toolchain in PATH, and the descriptors are taken from the program. Or it has a package.json, as made by\n" +
 			"`tripod component new --lang js`, or a pyproject.toml and a server.py, as made with --lang python, or a\n" +
-			"compile_flags.txt and a server.c, as made with --lang c: npm, python3 or clang in PATH builds it, and the descriptors are\n" +
-			"those of its directory proto.\n\n" +
+			"compile_flags.txt and a server.c, as made with --lang c, or a Cargo.toml and a src/lib.rs, as made with --lang rust: npm,\n" +
+			"python3, clang or cargo in PATH builds it, and the descriptors are those of its directory proto.\n\n" +
 			"With --compiled, the image also has the machine code for nodes with the engine and processor of this machine. The key is\n" +
 			"of `openssl genpkey -algorithm ed25519 -out fleet.key`; nodes need its public half (`openssl pkey -in fleet.key -pubout`) in\n" +
 			"their [[wasm.compiled_layer]]. Other nodes compile the component, as without it.\n\n" +
@@ -129,7 +129,7 @@ type push struct {
 type description struct {
 	protos, imports, services []string
 	descriptors               string
-	// built is the component of a directory in C, JavaScript or Python, or nil.
+	// built is the component of a directory in C, JavaScript, Python or Rust, or nil.
 	built *scaffold.Built
 }
 

@@ -20,8 +20,8 @@ import (
 
 var errDisk = errors.New("the file is a disk")
 
-// binary returns the WebAssembly binary in a file, or builds the Go package or the component in C, JavaScript or Python in
-// a directory. For a disk it returns errDisk.
+// binary returns the WebAssembly binary in a file, or builds the Go package or the component in C, JavaScript, Python or Rust
+// in a directory. For a disk it returns errDisk.
 func (p *push) binary(ctx context.Context, path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {

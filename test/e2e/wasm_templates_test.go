@@ -35,13 +35,13 @@ func templatesOnly(t *testing.T) {
 	}
 }
 
-// usePackages uses the packages of Python and the tool of C in the directories that `make test-templates` has filled, because PyPI
+// usePackages uses the packages of Python and the tool of C and Rust in the directories that `make test-templates` has filled, because PyPI
 // and crates.io are out of reach.
 func usePackages(t *testing.T, lang string) {
 	t.Helper()
-	dir := filepath.Join(harness.Root(), "build", map[string]string{"c": "c", "python": "wheels"}[lang])
+	dir := filepath.Join(harness.Root(), "build", map[string]string{"c": "bindgen", "python": "wheels", "rust": "bindgen"}[lang])
 	switch lang {
-	case "c":
+	case "c", "rust":
 		t.Setenv("XDG_CACHE_HOME", dir)
 	case "python":
 		t.Setenv("PIP_NO_INDEX", "1")
@@ -79,7 +79,7 @@ func TestWasmTemplates(t *testing.T) {
 - {name: talks, method: %[1]s/Talk, requests: [%[2]s, {}, {text: a}], responses: [%[2]s, {}, {text: a}]}
 - {name: clears, method: %[1]s/Clear, requests: [{}], responses: [{}]}
 `, cart, message)
-	for lang, more := range map[string][]string{"go": {"--sdk", filepath.Join(harness.Root(), "sdk", "go")}, "c": nil, "js": nil, "python": nil} {
+	for lang, more := range map[string][]string{"go": {"--sdk", filepath.Join(harness.Root(), "sdk", "go")}, "c": nil, "js": nil, "python": nil, "rust": nil} {
 		t.Run(lang, func(t *testing.T) {
 			dir := newTemplate(t, lang, more...)
 			if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n7 passed, 0 failed\n") {

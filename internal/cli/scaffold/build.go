@@ -34,7 +34,7 @@ type builder struct {
 	build func(ctx context.Context, dir string, source *protosource.Result, services []string, progress io.Writer) error
 }
 
-// builderOf returns nil for a directory in another language than C, JavaScript or Python.
+// builderOf returns nil for a directory in another language than C, JavaScript, Python or Rust.
 func builderOf(dir string) *builder {
 	switch {
 	case isJavaScript(dir):
@@ -47,12 +47,14 @@ func builderOf(dir string) *builder {
 		}}
 	case isC(dir):
 		return &builder{cServices, buildC}
+	case isRust(dir):
+		return &builder{rustServices, buildRust}
 	default:
 		return nil
 	}
 }
 
-// CanBuild reports whether Build builds a directory: a component in C, JavaScript or Python.
+// CanBuild reports whether Build builds a directory: a component in C, JavaScript, Python or Rust.
 func CanBuild(dir string) bool { return builderOf(dir) != nil }
 
 // Build builds the component of a directory, and writes what takes long to progress. It returns errdefs.ErrInvalidArgument with the build's output if that fails,

@@ -22,9 +22,8 @@ import (
 
 // The files of a component in C.
 const (
-	// cServer has the methods, and says what the component serves in a line that begins with servicesComment.
-	cServer         = "server.c"
-	servicesComment = "// tripod:services "
+	// cServer has the methods, and says what the component serves.
+	cServer = "server.c"
 	// flagsFile has the compiler's flags, for the build and for editors (clangd).
 	flagsFile = "compile_flags.txt"
 )
@@ -50,7 +49,7 @@ func (p *cProject) write(ctx context.Context, dir, name string) error {
 	if _, err := findClang(ctx, dir); err != nil { // before the tools are built
 		return err
 	}
-	if _, err := generateBindings(ctx, dir, p.source.Set, p.source.Services, p.progress); err != nil {
+	if _, err := generateBindings(ctx, dir, "c", p.source.Set, p.source.Services, p.progress); err != nil {
 		return err
 	}
 	header, err := os.ReadFile(filepath.Join(dir, genDir, "server.h"))
@@ -82,16 +81,7 @@ func (p *cProject) data(name, header string) (map[string]any, error) {
 func isC(dir string) bool { return exists(dir, flagsFile) && exists(dir, cServer) }
 
 // cServices returns the services in a server.c.
-func cServices(dir string) ([]string, error) {
-	return readServices(filepath.Join(dir, cServer), servicesComment+"shop.v1.Cart", func(text []byte) (services []string, _ error) {
-		for line := range strings.Lines(string(text)) {
-			if names, found := strings.CutPrefix(line, servicesComment); found {
-				services = append(services, strings.Fields(names)...)
-			}
-		}
-		return services, nil
-	})
-}
+func cServices(dir string) ([]string, error) { return commentServices(filepath.Join(dir, cServer)) }
 
 // generateC writes the directories wit and gen.
 func generateC(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet, progress io.Writer) error {
@@ -99,23 +89,8 @@ func generateC(ctx context.Context, dir string, set *descriptorpb.FileDescriptor
 	if err != nil {
 		return err
 	}
-	_, err = generateBindings(ctx, dir, set, services, progress)
+	_, err = generateBindings(ctx, dir, "c", set, services, progress)
 	return err
-}
-
-// generateBindings also returns the tool that has written them.
-func generateBindings(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet, services []string, progress io.Writer) (tool toolchain.Program, err error) {
-	if _, err := writeWIT(dir, set, services); err != nil {
-		return tool, err
-	}
-	if tool, err = findCTool(ctx, progress); err != nil {
-		return tool, err
-	}
-	if err := os.RemoveAll(filepath.Join(dir, genDir)); err != nil {
-		return tool, err
-	}
-	_, err = tool.Run(ctx, dir, nil, nil, "bindings", witDir, genDir)
-	return tool, err
 }
 
 // buildC makes the component of a directory from its .c files. It generates the bindings again, so that the component has the
@@ -125,7 +100,7 @@ func buildC(ctx context.Context, dir string, source *protosource.Result, service
 	if err != nil {
 		return err
 	}
-	tool, err := generateBindings(ctx, dir, source.Set, services, progress)
+	tool, err := generateBindings(ctx, dir, "c", source.Set, services, progress)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ const SDKModule = "github.com/tripod-run/tripod/sdk/go"
 const TestsFile = "tests.yaml"
 
 // Languages are the languages of new components, and the files with their methods.
-var Languages = map[string]string{"c": cServer, "go": "main.go", "js": "server.js", "python": pythonServer}
+var Languages = map[string]string{"c": cServer, "go": "main.go", "js": "server.js", "python": pythonServer, "rust": rustServer}
 
 // Options says what to write.
 type Options struct {
@@ -108,6 +108,8 @@ func newProject(o Options, source *protosource.Result) (project, error) {
 		return newJSProject(source)
 	case "python":
 		return newPythonProject(source)
+	case "rust":
+		return newRustProject(source, o.Progress)
 	default:
 		return newGoProject(o, source)
 	}
@@ -127,6 +129,8 @@ func Generate(ctx context.Context, dir string, progress io.Writer) error {
 		return generatePython(ctx, dir, source.Set)
 	case isC(dir):
 		return generateC(ctx, dir, source.Set, progress)
+	case isRust(dir):
+		return generateRust(ctx, dir, source.Set, progress)
 	default:
 		return generateGo(ctx, dir, source.Set)
 	}
@@ -258,7 +262,7 @@ func checkOptions(o *Options) (name string, err error) {
 		o.Language = "go"
 	}
 	if _, ok := Languages[o.Language]; !ok {
-		return "", fmt.Errorf("--lang %q: only c, go, js and python are supported; for others, begin with `tripod wit gen` (docs/wasm.md): %w", o.Language, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("--lang %q: only c, go, js, python and rust are supported; for others, begin with `tripod wit gen` (docs/wasm.md): %w", o.Language, errdefs.ErrInvalidArgument)
 	}
 	if o.Language != "go" && (o.Module != "" || o.SDK != "") {
 		return "", fmt.Errorf("--module and --sdk are for --lang go: %w", errdefs.ErrInvalidArgument)
@@ -332,16 +336,19 @@ func writeTemplates(dir, language string, data any) error {
 		if err := t.Execute(&text, data); err != nil {
 			return err
 		}
-		if name == "gitignore" {
-			name = ".gitignore"
+		if place, ok := places[name]; ok {
+			name = place
 		}
 		content, err := formatted(name, text.String())
 		if err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+		if err := writeFile(filepath.Join(dir, name), content); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// places are the paths of files whose templates have another name.
+var places = map[string]string{"gitignore": ".gitignore", "lib.rs": rustServer}

@@ -148,7 +148,7 @@ func TestNewRefused(t *testing.T) {
 		{Options{Dir: "x", Protos: []string{"none.proto"}}, errdefs.IsInvalidArgument, "no service in"},
 		{Options{Dir: "x", Protos: []string{"bad.proto"}}, errdefs.IsInvalidArgument, "bad.proto:1:"},
 		{Options{Dir: "x", Protos: []string{"missing.proto"}}, errdefs.IsNotFound, "missing.proto"},
-		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "cobol"}, errdefs.IsInvalidArgument, "only c, go, js and python"},
+		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "cobol"}, errdefs.IsInvalidArgument, "only c, go, js, python and rust"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "js", SDK: sdk}, errdefs.IsInvalidArgument, "--lang go"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, Language: "python", Module: "m"}, errdefs.IsInvalidArgument, "--lang go"},
 		{Options{Dir: "x", Protos: []string{"shop.proto"}, SDK: parent}, errdefs.IsInvalidArgument, "--sdk"},
