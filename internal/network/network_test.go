@@ -55,7 +55,7 @@ func TestAddressOfAnother(t *testing.T) {
 }
 
 // TestNeighbours: the pod and the host know each other's hardware address from the beginning, by entries that do not count in
-// the kernel's table for all pods. The host's entries go with the pod.
+// the kernel's table for all pods, and the bridge knows the pod's port. The host's entries go with the pod.
 func TestNeighbours(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Default.SubnetV4, c.Default.SubnetV6 = "10.88.0.0/24", "fd88::/64" })
 	pod := Attachment{ID: "pod"}
@@ -63,6 +63,16 @@ func TestNeighbours(t *testing.T) {
 	bridge, inside := r.Interfaces[0], r.Interfaces[2]
 	if got := neighbours(t, bridge.Name); len(got) != 2 || got[r.IPs[0].String()] != inside.MAC || got[r.IPs[1].String()] != inside.MAC {
 		t.Errorf("the host's neighbours: got %v, want %s at %s", got, r.IPs, inside.MAC)
+	}
+	port, err := netlink.LinkByName(r.Interfaces[1].Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports, err := netthread.Dump(func() ([]netlink.Neigh, error) { return netlink.NeighList(port.Attrs().Index, unix.AF_BRIDGE) })
+	if err != nil || !slices.ContainsFunc(ports, func(p netlink.Neigh) bool {
+		return p.HardwareAddr.String() == inside.MAC && p.Flags&netlink.NTF_EXT_LEARNED != 0
+	}) {
+		t.Errorf("the bridge's entries for the port: got %v, error %v, want the pod's %s", ports, err, inside.MAC)
 	}
 	netns, err := netthread.Open(r.Netns)
 	if err != nil {
@@ -125,6 +135,16 @@ func TestPodsReachEachOtherAndTheHost(t *testing.T) {
 	n.mustAsk(rb.Netns, ra.IPs[0].String()+":80", "a")
 	n.mustAsk("", ra.IPs[0].String()+":80", "a")
 	n.mustAsk(ra.Netns, "localhost:80", "a") // lo is up
+	err := inNetns(ra.Netns, func() error {
+		got, err := netlink.AddrList(nil, unix.AF_INET6)
+		if slices.ContainsFunc(got, func(a netlink.Addr) bool { return !a.IP.IsLoopback() }) {
+			t.Errorf("IPv6 addresses of a pod to which none is assigned: got %v", got)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
 	if _, err := n.ask(rb.Netns, "localhost:80"); !errdefs.IsUnavailable(err) {
 		t.Errorf("connecting to localhost in pod b = %v, want unavailable, because only pod a listens", err)
 	}

@@ -28,12 +28,12 @@ var (
 //	address ─► bridge ─► veth pair ─┬─ host's end: up, a port of the bridge
 //	                                └─ pod's end: sysctls, addresses, up, routes ─► gateway's address on the bridge
 //
-// Once the port forwards packets, addBridge announces the pod's addresses to the neighbours. The pod and the host know each
-// other's hardware address from the beginning.
+// The pod and the host know each other's hardware address from the beginning. Once the port forwards packets, addBridge announces
+// the pod's addresses to the others, unless no pod has had them before.
 //
 // If addBridge fails, it frees the pod's addresses but leaves the interface to DEL, as the bridge plugin does.
 func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte, err error) {
-	result, err := c.allocate(ctx)
+	result, leases, err := c.allocate(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +47,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 	}
 	gateways := conf.setGateways(result)
 	err = withHandle(func(host *netlink.Handle) error {
-		bridge, err := ensureBridge(host, conf)
+		bridge, err := ensureBridge(host, conf, leases.begin)
 		if err != nil {
 			return err
 		}
@@ -75,9 +75,11 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 				return err
 			}
 		}
-		if result.Interfaces[1].Mac, err = awaitPort(ctx, host, port); err != nil {
+		end, err := awaitPort(ctx, host, port)
+		if err != nil {
 			return err
 		}
+		result.Interfaces[1].Mac = end.HardwareAddr.String()
 		// Read the bridge's hardware address only now, because a first port or a new IP address can change the bridge's
 		// hardware address.
 		bridge, err = host.LinkByName(conf.Bridge)
@@ -85,10 +87,11 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 			return fmt.Errorf("bridge %s: %w", conf.Bridge, err)
 		}
 		result.Interfaces[0].Mac = bridge.Attrs().HardwareAddr.String()
-		if err := conf.introduce(host, bridge, result); err != nil {
+		if err := conf.introduce(host, bridge, end.Index, result); err != nil {
 			return err
 		}
-		return c.announce(result, gateways, bridge.Attrs().HardwareAddr)
+		known := !conf.IsGateway || !leases.fresh(hosts(podAddresses(result)))
+		return c.announce(result, known, gateways, bridge.Attrs().HardwareAddr)
 	})
 	if err != nil {
 		return nil, err
@@ -157,13 +160,15 @@ func firstHost(network net.IPNet) net.IP {
 	return ip.Next().AsSlice()
 }
 
-// ensureBridge makes the bridge if it is missing, configures it, and sets the link up.
-func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error) {
+// ensureBridge makes the bridge if it is missing, and then calls made. It configures the bridge, and sets the link up.
+func ensureBridge(host *netlink.Handle, conf *bridgeConfig, made func()) (netlink.Link, error) {
 	link, err := host.LinkByName(conf.Bridge)
 	if notFound(err) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = conf.Bridge, conf.MTU
-		err = host.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+		if err = host.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err == nil {
+			made()
+		}
 		if err == nil || errors.Is(err, unix.EEXIST) { // EEXIST: another process made it first
 			link, err = host.LinkByName(conf.Bridge)
 		}

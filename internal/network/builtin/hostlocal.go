@@ -12,13 +12,13 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 )
 
-// allocate takes a lease on one address from each range, and returns the addresses with the configured routes. If it
-// fails, it frees the addresses that it leased. host-local's own code chooses the addresses; only the store (type
+// allocate takes a lease on one address from each range, and returns the addresses with the configured routes, and the
+// leases of the network. If it fails, it frees the addresses that it leased. host-local's own code chooses the addresses; only the store (type
 // leases) is our own code.
-func (c *Call) allocate(ctx context.Context) (result *types100.Result, err error) {
+func (c *Call) allocate(ctx context.Context) (result *types100.Result, seen *seenLeases, err error) {
 	conf, store, err := c.openLeases(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer store.release()
 	result = &types100.Result{Routes: conf.Routes}
@@ -29,11 +29,11 @@ func (c *Call) allocate(ctx context.Context) (result *types100.Result, err error
 			if i > 0 {
 				err = errors.Join(err, store.ReleaseByID(c.container, c.ifName))
 			}
-			return nil, err
+			return nil, nil, err
 		}
 		result.IPs = append(result.IPs, address)
 	}
-	return result, nil
+	return result, store.seen, nil
 }
 
 // leased returns the addresses that the container's interface has leased.

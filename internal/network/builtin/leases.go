@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -90,7 +91,7 @@ func (l *leases) Reserve(id, ifName string, ip net.IP, rangeID string) (bool, er
 		}
 	}
 	if err == nil {
-		l.seen.change(l.dir, func(all map[string]string) { all[ip.String()] = leaseOf(id, ifName) })
+		l.seen.added(l.dir, ip.String(), leaseOf(id, ifName))
 	}
 	return err == nil, err
 }
@@ -141,11 +142,7 @@ func (l *leases) remove(addresses []net.IP) (err error) {
 		}
 		err = errors.Join(err, failed)
 	}
-	l.seen.change(l.dir, func(all map[string]string) {
-		for _, name := range removed {
-			delete(all, name)
-		}
-	})
+	l.seen.removed(l.dir, removed)
 	return err
 }
 
@@ -177,9 +174,29 @@ func (l *leases) findAll(id, ifName string) ([]net.IP, error) {
 // and DEL would read them all. They are read again when the directory has been changed by others. That can escape notice within one
 // tick of the file system's clock, so a lease that is found is compared with its file.
 type seenLeases struct {
-	mu  sync.Mutex
-	of  dirStamp          // the state of the directory that all is for; zero if all must be read
-	all map[string]string // the leases by the names of their files
+	mu    sync.Mutex
+	of    dirStamp          // the state of the directory that all is for; zero if there is none
+	stale bool              // the leases must be read, whatever the state of the directory
+	all   map[string]string // the leases by the names of their files
+
+	// complete is set if used has all addresses whose leases were removed since the network's bridge was made: this process has
+	// made the bridge, and no other has changed the leases since.
+	complete bool
+	used     map[string]bool
+}
+
+// begin notes that this process has made the network's bridge, so that nobody knows addresses of earlier pods.
+func (s *seenLeases) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.complete, s.used = true, map[string]bool{}
+}
+
+// fresh reports whether no pod has had one of the addresses since the bridge was made. It reports false if that is not known.
+func (s *seenLeases) fresh(addresses []net.IP) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.complete && !slices.ContainsFunc(addresses, func(ip net.IP) bool { return s.used[ip.String()] })
 }
 
 // dirStamp changes when files of a directory are made or removed.
@@ -214,9 +231,11 @@ func (s *seenLeases) find(dir *os.File, id, ifName string) (names []string, err 
 	if err != nil {
 		return nil, err
 	}
-	if s.of != stamp {
-		if s.all, err = readLeases(dir); err == nil {
-			s.of = stamp
+	if s.of != stamp || s.stale {
+		s.complete = s.complete && (s.of == stamp || s.of == (dirStamp{}))
+		s.of, s.stale = stamp, false
+		if s.all, err = readLeases(dir); err != nil {
+			s.stale, s.complete = true, false
 		}
 	}
 	for name, lease := range s.all {
@@ -226,7 +245,7 @@ func (s *seenLeases) find(dir *os.File, id, ifName string) (names []string, err 
 		if now, failed := readLease(dir, name); failed == nil && now == lease {
 			names = append(names, name)
 		} else {
-			s.of = dirStamp{} // others have changed the directory without notice
+			s.stale, s.complete = true, false // others have changed the directory without notice
 		}
 	}
 	return names, err
@@ -250,22 +269,44 @@ func readLeases(dir *os.File) (map[string]string, error) {
 	return all, err
 }
 
-// change notes what the caller has changed in the directory.
-func (s *seenLeases) change(dir string, do func(all map[string]string)) {
+// added notes a lease that the caller has added to the directory.
+func (s *seenLeases) added(dir, name, lease string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.of == (dirStamp{}) {
-		return
+	if s.of != (dirStamp{}) {
+		s.all[name] = lease
+		s.stamp(dir)
 	}
-	do(s.all)
-	s.of, _ = stampOf(func(st *unix.Stat_t) error { return unix.Stat(dir, st) }) // zero if it fails
+}
+
+// removed notes leases that the caller has removed from the directory.
+func (s *seenLeases) removed(dir string, names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range names {
+		delete(s.all, name)
+		if s.complete {
+			s.used[name] = true
+		}
+	}
+	if s.of != (dirStamp{}) {
+		s.stamp(dir)
+	}
+}
+
+// stamp notes the state of the directory. The caller holds s.mu and has noted its changes.
+func (s *seenLeases) stamp(dir string) {
+	var err error
+	if s.of, err = stampOf(func(st *unix.Stat_t) error { return unix.Stat(dir, st) }); err != nil {
+		s.complete = false
+	}
 }
 
 // forget makes the next call of find read all leases.
 func (s *seenLeases) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.of = dirStamp{}
+	s.stale = true
 }
 
 // readLease reads a file in dir, of which a lease needs less than 512 bytes. It avoids os.ReadFile for speed.

@@ -11,7 +11,7 @@ import (
 )
 
 // TestSeenLeases checks that leases of other processes count, whether the directory shows the change or, within one tick of the
-// file system's clock, does not.
+// file system's clock, does not; and that an address counts as fresh only as long as nobody can have had it.
 func TestSeenLeases(t *testing.T) {
 	dir := t.TempDir()
 	store, err := openLeases(t.Context(), dir)
@@ -66,6 +66,20 @@ func TestSeenLeases(t *testing.T) {
 	require.NoError(t, store.ReleaseByID("b", "eth0"))
 	require.FileExists(t, filepath.Join(dir, "10.0.0.2"))
 	require.Equal(t, []string{"10.0.0.2"}, found("other"))
+
+	ip1, ip7 := []net.IP{net.ParseIP("10.0.0.1")}, []net.IP{net.ParseIP("10.0.0.7")}
+	require.False(t, store.seen.fresh(ip1), "it is not known who has had it")
+	store.seen.begin()
+	require.True(t, store.seen.fresh(ip7))
+	reserve("f", "10.0.0.7")
+	require.True(t, store.seen.fresh(ip7))
+	require.NoError(t, store.ReleaseByID("f", "eth0"))
+	require.False(t, store.seen.fresh(ip7), "a pod has had it")
+	require.False(t, store.seen.fresh(append(ip1, ip7...)))
+	require.True(t, store.seen.fresh(ip1))
+	write("10.0.0.8", leaseOf("g", "eth0"))
+	require.NoError(t, store.ReleaseByID("none", "eth0"))
+	require.False(t, store.seen.fresh(ip1), "others have changed the leases")
 
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, os.Mkdir(dir, 0o700))

@@ -16,11 +16,19 @@ import (
 // count, and the kernel does not discard them. In everything else they are as others: they are verified, and announcements
 // change them.
 
-// introduce adds the host's entries for the pod's addresses, if the host is the pod's gateway.
-func (conf *bridgeConfig) introduce(host *netlink.Handle, bridge netlink.Link, result *types100.Result) error {
+// introduce says to the bridge which port leads to the pod, and adds the host's entries for the pod's addresses, if the host is the
+// pod's gateway.
+func (conf *bridgeConfig) introduce(host *netlink.Handle, bridge netlink.Link, port int, result *types100.Result) error {
 	mac, err := net.ParseMAC(result.Interfaces[podInterface].Mac)
 	if err != nil || !conf.IsGateway {
 		return err
+	}
+	// Otherwise, the packets to a pod that has sent none yet, or none for five minutes, go to all ports.
+	err = host.NeighSet(&netlink.Neigh{
+		LinkIndex: port, Family: unix.AF_BRIDGE, HardwareAddr: mac, State: netlink.NUD_REACHABLE, Flags: netlink.NTF_MASTER | netlink.NTF_EXT_LEARNED,
+	})
+	if err != nil {
+		return fmt.Errorf("add %s to bridge %s: %w", mac, conf.Bridge, err)
 	}
 	for _, ip := range hosts(podAddresses(result)) {
 		if err := setNeighbour(host, bridge, ip, mac); err != nil {

@@ -148,23 +148,25 @@ func hasV6(result *types100.Result) bool {
 	return slices.ContainsFunc(result.IPs, func(c *types100.IPConfig) bool { return !isV4(c.Address.IP) })
 }
 
-// announce makes the kernel announce the pod's addresses to its neighbours. The announcement at link-up was lost,
+// announce adds the pod's entries for its gateways on the bridge, whose hardware address is given. If others may know the pod's
+// addresses with another hardware address, it makes the kernel announce them. The announcement at link-up was lost,
 // because the bridge port was not forwarding yet. Without a second announcement, neighbours would send packets for a
 // reused address to the previous pod until the neighbours' caches expire, some tens of seconds later. Setting the
-// hardware address, even to its present value, triggers the announcement (arp_notify, ndisc_notify). Then announce adds the
-// pod's entries for its gateways on the bridge, whose hardware address is given.
-func (c *Call) announce(result *types100.Result, gateways []net.IPNet, bridge net.HardwareAddr) error {
+// hardware address, even to its present value, triggers the announcement (arp_notify, ndisc_notify).
+func (c *Call) announce(result *types100.Result, known bool, gateways []net.IPNet, bridge net.HardwareAddr) error {
 	err := inPod(c.netns, func(pod *netlink.Handle) error {
 		link, err := pod.LinkByName(c.ifName)
 		if err != nil {
 			return err
 		}
-		if hasV6(result) {
+		if known && hasV6(result) {
 			_ = sysctl("1", "ipv6/conf", c.ifName, "ndisc_notify")
 			defer func() { _ = sysctl("0", "ipv6/conf", c.ifName, "ndisc_notify") }()
 		}
-		if err := pod.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr); err != nil {
-			return err
+		if known {
+			if err := pod.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr); err != nil {
+				return err
+			}
 		}
 		for _, gateway := range gateways {
 			if err := setNeighbour(pod, link, gateway.IP, bridge); err != nil {
@@ -224,21 +226,21 @@ func awaitAddresses(ctx context.Context, pod *netlink.Handle, link netlink.Link)
 	})
 }
 
-// awaitPort waits until the host's end is operational, and returns its hardware address.
-func awaitPort(ctx context.Context, host *netlink.Handle, name string) (mac string, err error) {
-	var state netlink.LinkOperState
+// awaitPort waits until the host's end is operational, and returns its attributes.
+func awaitPort(ctx context.Context, host *netlink.Handle, name string) (port *netlink.LinkAttrs, err error) {
+	port = &netlink.LinkAttrs{}
 	err = await(ctx, portPatience, func() (bool, error) {
 		link, err := host.LinkByName(name)
 		if err != nil {
 			return false, err
 		}
-		mac, state = link.Attrs().HardwareAddr.String(), link.Attrs().OperState
-		return state == netlink.OperUp, nil
+		port = link.Attrs()
+		return port.OperState == netlink.OperUp, nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("bridge port %s (state %s): %w", name, state, err)
+		return nil, fmt.Errorf("bridge port %s (state %s): %w", name, port.OperState, err)
 	}
-	return mac, nil
+	return port, nil
 }
 
 var errNotInTime = errors.New("not ready in time")
