@@ -13,7 +13,8 @@
 #
 # bench.sh light: only the memory of an idle node of the edge; prints the table.
 #
-# bench.sh pods [PODS]: only Tripod with many pods of a component, 1000 by default; prints the line.
+# bench.sh pods [PODS [c | js | go]]: only Tripod with many pods of a component, 1000 by default, or of the Greeter in a language;
+# prints the line.
 #
 # bench.sh first: only the first start of a component, calls to Greeters in C, Go and JavaScript, HTTP/2 without a component, and
 # what "serve" measures; prints the tables.
@@ -413,6 +414,10 @@ inside() {
     many_pods=${list_pods[0]:-$many_pods}
     start_tripod crun
     await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+    if [ -n "${list_pods[1]-}" ]; then
+      push_greeter
+      component=registry.k8s.io/tripod/wasm/greeter-${list_pods[1]}:1
+    fi
     measure_pods
     stop_runtime
     cat "$dir/wasm-many.md"

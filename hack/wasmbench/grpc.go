@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/quic-go/quic-go/http3"
 )
@@ -51,6 +52,13 @@ func payload(size int) []byte {
 	data := make([]byte, size)
 	_, _ = rand.Read(data) // Read never fails
 	return framed(append(message, data...))
+}
+
+// greeting returns a request of SayHello. A name is UTF-8.
+func greeting() []byte {
+	frame := payload(smallSize)
+	copy(frame[len(frame)-smallSize:], strings.Repeat("n", smallSize))
+	return frame
 }
 
 // spin returns a request for Spin, which computes until the deadline.

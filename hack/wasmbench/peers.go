@@ -51,8 +51,7 @@ func (n *node) peer(ctx context.Context, program, title, name string, duration t
 	own, bare := dialMany(guest.ip+":80"), dialMany(fmt.Sprintf("%s:%d", guest.ip, echoPort))
 	defer own.close()
 	defer bare.close()
-	frame := payload(smallSize)
-	copy(frame[len(frame)-smallSize:], strings.Repeat("n", smallSize)) // a name is UTF-8
+	frame := greeting()
 	for _, c := range []*conn{own[0], bare[0]} {
 		if err := c.awaitHello(ctx, frame); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -169,9 +170,13 @@ func (n *node) many(ctx context.Context, count int) (err error) {
 	if err := errors.Join(failures...); err != nil {
 		return err
 	}
-	frame, asking := payload(smallSize), time.Now()
+	frame, call := payload(smallSize), (*conn).echo
+	if strings.Contains(n.image, "/greeter-") {
+		frame, call = greeting(), (*conn).hello
+	}
+	asking := time.Now()
 	each(10, count, func(i int) {
-		retries[i], failures[i] = pods[i].echoUntilAnswered(ctx, frame)
+		retries[i], failures[i] = pods[i].untilAnswered(ctx, func(c *conn) error { return call(c, ctx, frame) })
 	})
 	if err := errors.Join(failures...); err != nil {
 		return err
@@ -186,13 +191,13 @@ func (n *node) many(ctx context.Context, count int) (err error) {
 // patience is how long to wait for a pod's answer.
 const patience = 90 * time.Second
 
-// echoUntilAnswered calls Echo until the pod answers, and returns the number of failed attempts.
-func (p *pod) echoUntilAnswered(ctx context.Context, frame []byte) (failed int, err error) {
+// untilAnswered calls the pod until it answers, each time on a new connection, and returns the number of failed attempts.
+func (p *pod) untilAnswered(ctx context.Context, call func(c *conn) error) (failed int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for ; ; failed++ {
 		c := p.dial()
-		err = c.echo(ctx, frame)
+		err = call(c)
 		c.close()
 		if err == nil {
 			return failed, nil
