@@ -195,14 +195,18 @@ func ensureBridge(host *netlink.Handle, conf *bridgeConfig, made func()) (netlin
 
 // serveAsGateway adds the gateway's address to the bridge and enables forwarding on the host.
 func (conf *bridgeConfig) serveAsGateway(host *netlink.Handle, bridge netlink.Link, gateway net.IPNet) error {
-	family, forwarding := unix.AF_INET6, "ipv6/conf/all/forwarding"
+	family, name := unix.AF_INET6, "ipv6/conf/all/forwarding"
 	if isV4(gateway.IP) {
-		family, forwarding = unix.AF_INET, "ipv4/ip_forward"
+		family, name = unix.AF_INET, "ipv4/ip_forward"
 	}
 	if err := conf.ensureAddress(host, bridge, family, gateway); err != nil {
 		return fmt.Errorf("address %s of bridge %s: %w", &gateway, conf.Bridge, err)
 	}
-	if err := ensureSysctl("1", forwarding); err != nil {
+	on, err := forwarding(family)
+	if err == nil && !on {
+		err = sysctl("1", name)
+	}
+	if err != nil {
 		return fmt.Errorf("enable forwarding on the host: %w", err)
 	}
 	return nil

@@ -11,7 +11,6 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/guard"
@@ -94,7 +93,7 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 			return err
 		}
 		mac = link.Attrs().HardwareAddr.String()
-		if err := c.podSysctls(pod, link, result); err != nil {
+		if err := c.podSysctls(link, result); err != nil {
 			return err
 		}
 		for _, address := range result.IPs {
@@ -123,11 +122,12 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 //
 // What a pod sends to groups goes to all ports of the bridge, so of 1000 pods a million times: solicitations of routers, which it
 // does not need because its routes are those of the result, and what comes with a link-local address, which it does not need
-// without other IPv6 addresses. Each name below /proc/sys/net takes longer with each network namespace, so this sets few.
-func (c *Call) podSysctls(pod *netlink.Handle, link netlink.Link, result *types100.Result) error {
-	_ = sysctl("1", "ipv4/conf", c.ifName, "arp_notify")
+// without other IPv6 addresses.
+func (c *Call) podSysctls(link netlink.Link, result *types100.Result) error {
+	if err := configureLink(link, !hasV6(result)); err != nil {
+		return err
+	}
 	if !hasV6(result) {
-		_ = pod.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE) // fails if the host has no IPv6
 		return nil
 	}
 	for _, link := range []string{"lo", c.ifName} {
