@@ -30,7 +30,8 @@ const (
 	firstPause, lastPause = 200 * time.Microsecond, 50 * time.Millisecond
 )
 
-// addPair makes a veth pair with one end in the pod. It makes the host's end a port of the bridge, sets it up, and returns the name of the host's end.
+// addPair makes a veth pair with one end in the pod. It makes the host's end a port of the bridge, sets it up, and returns
+// its name.
 func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink.Link, conf *bridgeConfig) (string, error) {
 	name, err := c.makePair(host, conf.MTU)
 	if err != nil {
@@ -55,8 +56,8 @@ func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink
 	return name, nil
 }
 
-// makePair makes the veth pair and returns the random name of the host's end. If that name is
-// taken, makePair tries another random name. If the name in the pod is taken, it returns an error.
+// makePair makes the veth pair and returns the random name of the host's end. If that name is taken, makePair tries
+// another one. If the name in the pod is taken, it returns an error.
 func (c *Call) makePair(host *netlink.Handle, mtu int) (name string, err error) {
 	netns, err := netthread.Open(c.netns)
 	if err != nil {
