@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -97,16 +98,23 @@ func TestForeignScenePeers(t *testing.T) {
 			`/-/stdin q0 "hello"`,
 			`/-/stdout q0 "HELLO\n"`,
 			" q0 delete resp from=" + edgetest.SceneRuntimeUUID + " result=ok",
-		}, indent(edgetest.SceneLines(r.Lines(), sceneFirst)))
+		}, inOrder(edgetest.SceneLines(r.Lines(), sceneFirst)))
 	})
 }
 
-// indent makes the topic of a line visible when it is the module's own.
-func indent(lines []string) []string {
+// inOrder makes the topic of a line visible when it is the module's own, and puts the input before its output: a broker passes
+// a message to its subscribers one after the other, so the module's answer can reach the recorder before the input does.
+func inOrder(lines []string) []string {
 	for i, l := range lines {
 		if l[0] != '/' {
 			lines[i] = " " + l
 		}
+	}
+	in := slices.Index(lines, `/-/stdin q0 "hello"`)
+	out := slices.Index(lines, `/-/stdout q0 "HELLO\n"`)
+	if 0 <= out && out < in {
+		line := lines[in]
+		lines = slices.Insert(slices.Delete(lines, in, in+1), out, line)
 	}
 	return lines
 }
@@ -127,7 +135,7 @@ func TestOurManagerForSceneClients(t *testing.T) {
 			`/-/stdout q0 "HELLO\n"`,
 			`/-/stderr q0 "HELLO\n"`,
 			" q2 delete resp from=" + edgetest.RuntimeChan + " result=ok",
-		}, indent(edgetest.SceneLines(lines, sceneFirst)))
+		}, inOrder(edgetest.SceneLines(lines, sceneFirst)))
 		assert.Empty(t, lines.Below("realm/proc/control"), "nothing in another dialect")
 		assert.NotEmpty(t, lines.Select(edgetest.On("realm/proc/log/"+edgetest.RuntimeChan+"/"+sceneFirst, "HELLO")), "the output is the log, too")
 
