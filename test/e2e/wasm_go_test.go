@@ -40,14 +40,14 @@ func TestWasmGoServer(t *testing.T) {
 	image := pushWasm(t, "greeter-go", "pushed/greeter-go:1")
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	c, s := startComponent(t, d, image, greeter, env("POD_NAME", "pod-1"))
-	s.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-1"}`)
 	harness.Eventually(t, waitLimit, func() error { // the figures are shared for a moment
 		info, err := d.Runtime().ContainerStatus(s.context(), c.ID, true)
 		if text := info.GetInfo()["info"]; err != nil || !strings.Contains(text, `"snapshot":{"bytes":`) {
-			return fmt.Errorf("inspect: got %s, %v; want a snapshot, from which the requests begin", text, err)
+			return fmt.Errorf("inspect: got %s, %v; want a snapshot for the first request", text, err)
 		}
 		return nil
 	})
+	s.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-1"}`)
 	_, other := startComponent(t, d, image, greeter, env("POD_NAME", "pod-2"))
 	other.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-2"}`) // each pod has its own environment
 

@@ -55,9 +55,19 @@ func newServingOn(tb testing.TB, e *engine.Engine, binary, file string, spec wor
 
 func newServingBy(tb testing.TB, e *engine.Engine, binary, file string, spec workerapi.PodSpec, options engine.CompileOptions) *server {
 	tb.Helper()
+	w := New(Config{Engine: e, Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
+	tb.Cleanup(w.Close)
+	loadServer(tb, w, binary, file, options)
+	spec.ID = "pod"
+	return startServer(tb, w, spec)
+}
+
+// loadServer loads a component with its descriptors.
+func loadServer(tb testing.TB, w *Worker, binary, file string, options engine.CompileOptions) {
+	tb.Helper()
 	wasm, err := os.ReadFile(binary)
 	require.NoError(tb, err)
-	image, err := e.Compile(context.Background(), wasm, options)
+	image, err := w.engine.Compile(context.Background(), wasm, options)
 	require.NoError(tb, err)
 	path := filepath.Join(tb.TempDir(), "code")
 	require.NoError(tb, os.WriteFile(path, image, 0o600))
@@ -67,14 +77,17 @@ func newServingBy(tb testing.TB, e *engine.Engine, binary, file string, spec wor
 	require.NoError(tb, err)
 	set, err := proto.Marshal(schema.Set)
 	require.NoError(tb, err)
-	w := New(Config{Engine: e, Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
-	tb.Cleanup(w.Close)
 	_, err = w.Load(context.Background(), workerapi.Code{Digest: "d", Image: workerapi.File{File: code}, Descriptors: set})
 	require.NoError(tb, err)
-	spec.ID, spec.Digest = "pod", "d"
-	_, err = w.Start(context.Background(), spec)
+}
+
+// startServer starts a pod with the loaded component.
+func startServer(tb testing.TB, w *Worker, spec workerapi.PodSpec) *server {
+	tb.Helper()
+	spec.Digest = "d"
+	_, err := w.Start(context.Background(), spec)
 	require.NoError(tb, err)
-	p, err := w.pod("pod")
+	p, err := w.pod(spec.ID)
 	require.NoError(tb, err)
 	return p.program.(*server)
 }

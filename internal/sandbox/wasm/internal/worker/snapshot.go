@@ -28,10 +28,12 @@ const (
 	// instances had left, there are no others.
 	snapshotPatience = 10 * time.Second
 	snapshotAttempts = 3
+	// preparedRoom is the number of instances for which a pod needs memory before a snapshot is made without a request.
+	preparedRoom = 4
 )
 
-// snapshotter makes and keeps the snapshot from which a pod's instances begin. The first request makes it in its own
-// instance, so it costs no other instance; requests beside it are initialized as usual. It belongs to the pod and not to
+// snapshotter makes and keeps the snapshot from which a pod's instances begin. It is made when the pod has started, or the first
+// request makes it in its own instance; requests beside it are initialized as usual. It belongs to the pod and not to
 // the image, because guests read their environment when they are initialized.
 type snapshotter struct {
 	pod *pod
@@ -48,6 +50,7 @@ type snapshotter struct {
 	retry    time.Time // no attempt before
 	used     time.Time
 	timer    *time.Timer // runs while there is a snapshot
+	unasked  bool        // it was made before a request, which has not come yet; holds one of Worker.unasked
 	closed   bool
 }
 
@@ -63,6 +66,40 @@ func (e warmError) Unwrap() error { return e.error }
 // errSlow means that the initialization took longer than the request could wait for it.
 var errSlow = errors.New("too long for a request")
 
+// prepare makes the snapshot before the first request, after the first instance has been made. It does not if the pod's memory
+// has no room for several instances, because the first requests need it, or if enough other pods of the worker have a
+// snapshot without a request: pods that nobody calls would take memory, and the starts of many pods processor time.
+func (s *snapshotter) prepare(ctx context.Context, limits workerapi.Limits) {
+	code, memory := s.pod.code, uint64(s.pod.spec.Resources.MemoryBytes)
+	switch {
+	case limits.Snapshot == workerapi.SnapshotNever, code.prepare == nil && code.warm == nil:
+		return
+	case memory > 0 && memory < preparedRoom*s.pod.account.MemoryPeak():
+		return
+	case !s.pod.worker.unasked.TryAcquire(1):
+		return
+	}
+	s.mu.Lock()
+	s.unasked = true
+	s.mu.Unlock()
+	if g, err := s.pod.instantiate(ctx, limits); err == nil {
+		g.Close()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil {
+		s.asked()
+	}
+}
+
+// asked notes that the pod has its first request, or no snapshot any more. The caller holds s.mu.
+func (s *snapshotter) asked() {
+	if s.unasked {
+		s.unasked = false
+		s.pod.worker.unasked.Release(1)
+	}
+}
+
 // get returns the snapshot for an instance, or nil, and whether the caller must make one.
 func (s *snapshotter) get(mode workerapi.SnapshotMode) (current *engine.Snapshot, mustMake bool) {
 	if mode == workerapi.SnapshotNever {
@@ -71,6 +108,7 @@ func (s *snapshotter) get(mode workerapi.SnapshotMode) (current *engine.Snapshot
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current != nil {
+		s.asked()
 		s.used = time.Now()
 		return s.current, false
 	}
@@ -230,6 +268,7 @@ func (s *snapshotter) expire() {
 		s.timer.Reset(left)
 		return
 	}
+	s.asked()
 	s.discard(s.current)
 	s.current = nil
 }
@@ -245,6 +284,7 @@ func (s *snapshotter) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
+	s.asked()
 	if s.current != nil {
 		s.timer.Stop()
 		s.discard(s.current)

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -84,6 +85,40 @@ func TestSnapshot(t *testing.T) {
 
 // TestSnapshotRefused checks that a guest whose state is more than its memory, or that has seen during its initialization
 // what each request must see for itself, is initialized for each request, and that the pod says why.
+// TestSnapshotBeforeTheFirstRequest: pods have their snapshots when they have started, but only some that nobody has called.
+func TestSnapshotBeforeTheFirstRequest(t *testing.T) {
+	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}, Unasked: 1})
+	t.Cleanup(w.Close)
+	loadServer(t, w, "testdata/snapshot.wasm", sumProto, CompileOptions())
+	start := func(id, do string) *server {
+		t.Helper()
+		s := startServer(t, w, workerapi.PodSpec{ID: id, Env: []string{"DO=" + do}})
+		s.preparing.Wait()
+		return s
+	}
+	first := start("first", "monotonic")
+	require.Positive(t, first.pod.snapshots.state().Bytes)
+	require.Zero(t, first.pod.account.Instances())
+	second := start("second", "monotonic")
+	require.Zero(t, second.pod.snapshots.state().Bytes, "another pod waits for its first request")
+
+	made := first.pod.snapshots.current
+	require.True(t, strings.HasPrefix(asked(t, first), "1 initialized, 0 requests, "))
+	require.Same(t, made, first.pod.snapshots.current, "the first request begins in it")
+	third := start("third", "monotonic")
+	require.Positive(t, third.pod.snapshots.state().Bytes, "the first pod has had its request")
+	third.pod.snapshots.used = time.Now().Add(-snapshotIdle)
+	third.pod.snapshots.expire()
+	require.Zero(t, third.pod.snapshots.state().Bytes)
+	small := startServer(t, w, workerapi.PodSpec{ID: "small", Env: []string{"DO=monotonic"}, Resources: workerapi.Resources{
+		MemoryBytes: int64(3 * third.pod.account.MemoryPeak())}})
+	small.preparing.Wait()
+	require.Zero(t, small.pod.snapshots.state().Bytes, "its requests need the memory")
+	refused := start("refused", "clock")
+	require.NotEmpty(t, refused.pod.snapshots.state().Reason)
+	require.True(t, w.unasked.TryAcquire(1), "pods without a snapshot do not count")
+}
+
 func TestSnapshotRefused(t *testing.T) {
 	for do, c := range map[string]struct {
 		why    string

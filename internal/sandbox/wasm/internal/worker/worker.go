@@ -38,6 +38,9 @@ type Config struct {
 	Publish func(workerapi.Event)
 	// LogSizeMax bounds the size of a pod's log file, in bytes; 0 means no limit.
 	LogSizeMax int64
+	// Unasked is the number of pods without a request that have a snapshot for the first one. Each can have tens of MiB for a
+	// minute.
+	Unasked int64
 	// Spans says whether the worker publishes the spans of requests as events.
 	Spans bool
 }
@@ -56,6 +59,7 @@ type Worker struct {
 	ahead       *semaphore.Weighted // memory for the rests of half-duplex streams, in bytes
 	sockets     atomic.Int64        // that guests have opened
 	roots       rootCache
+	unasked     *semaphore.Weighted // of Config.Unasked
 	capturing   *semaphore.Weighted // of 1: snapshots are made one at a time, because making one takes several times its memory
 	daemon      *presence
 
@@ -73,7 +77,7 @@ func New(c Config) *Worker {
 		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
 		connections: connlimit.NewGroup(c.Logger),
 		codes:       map[string]*code{}, pods: map[string]*pod{}, router: newRouter(), account: engine.NewAccount(0),
-		ahead: semaphore.NewWeighted(dataplane.AheadMemory), capturing: semaphore.NewWeighted(1), daemon: &presence{},
+		ahead: semaphore.NewWeighted(dataplane.AheadMemory), unasked: semaphore.NewWeighted(c.Unasked), capturing: semaphore.NewWeighted(1), daemon: &presence{},
 	}
 	if c.Spans {
 		w.spans = newSpans(c.Publish)
