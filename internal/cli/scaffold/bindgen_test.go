@@ -8,7 +8,23 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
+
+// newBound returns a project of .proto files.
+func newBound(t *testing.T, l *boundLanguage, protos ...string) *boundProject {
+	t.Helper()
+	source, err := protosource.Compile(t.Context(), protos, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := l.newProject(source, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
 
 // TestBindgen: the tool is built once, and appears whole or not at all.
 func TestBindgen(t *testing.T) {

@@ -46,9 +46,9 @@ func builderOf(dir string) *builder {
 			return buildPython(ctx, dir, source, services)
 		}}
 	case isC(dir):
-		return &builder{cServices, buildC}
+		return &builder{inC.services, buildC}
 	case isRust(dir):
-		return &builder{rustServices, buildRust}
+		return &builder{inRust.services, buildRust}
 	default:
 		return nil
 	}

@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/tripod-run/tripod/internal/cli/toolchain"
 	"github.com/tripod-run/tripod/internal/component/protowit"
@@ -28,70 +27,25 @@ const (
 	flagsFile = "compile_flags.txt"
 )
 
-// cProject writes typed servers in C: the node converts the messages.
-type cProject struct {
-	source   *protosource.Result
-	schema   *protowit.Schema
-	progress io.Writer
-}
-
-func newCProject(source *protosource.Result, progress io.Writer) (*cProject, error) {
-	schema, err := protowit.Compile(source.Set, source.Services...)
-	if err != nil {
-		return nil, err
-	}
-	return &cProject{source, schema, progress}, nil
-}
-
-func (p *cProject) own() []string { return filesOf(p.source.Set) }
-
-func (p *cProject) write(ctx context.Context, dir, name string) error {
-	if _, err := findClang(ctx, dir); err != nil { // before the tools are built
-		return err
-	}
-	if _, err := generateBindings(ctx, dir, "c", p.source.Set, p.source.Services, p.progress); err != nil {
-		return err
-	}
-	header, err := os.ReadFile(filepath.Join(dir, genDir, "server.h"))
-	if err != nil {
-		return err
-	}
-	data, err := p.data(name, string(header))
-	if err != nil {
-		return err
-	}
-	return writeTemplates(dir, "c", data)
-}
-
-// data returns the data of the templates, with what the header of the bindings declares.
-func (p *cProject) data(name, header string) (map[string]any, error) {
-	var methods []rpc
-	var server []*cMethod
-	for _, m := range p.schema.Methods {
-		c, err := newCMethod(m, header)
-		if err != nil {
-			return nil, err
+// inC are typed servers in C.
+var inC = boundLanguage{
+	name: "c", server: cServer, bindings: "server.h",
+	find: func(ctx context.Context, dir string) error { _, err := findClang(ctx, dir); return err },
+	code: func(methods []*protowit.Method, header string) (any, error) {
+		var server []*cMethod
+		for _, m := range methods {
+			c, err := newCMethod(m, header)
+			if err != nil {
+				return nil, err
+			}
+			server = append(server, c)
 		}
-		methods, server = append(methods, c.rpc), append(server, c)
-	}
-	return map[string]any{"Name": name, "Services": p.source.Services, "Methods": methods, "Server": server, "ServicesComment": servicesComment}, nil
+		return server, nil
+	},
 }
 
 // isC reports whether a directory is that of a component in C.
 func isC(dir string) bool { return exists(dir, flagsFile) && exists(dir, cServer) }
-
-// cServices returns the services in a server.c.
-func cServices(dir string) ([]string, error) { return commentServices(filepath.Join(dir, cServer)) }
-
-// generateC writes the directories wit and gen.
-func generateC(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet, progress io.Writer) error {
-	services, err := cServices(dir)
-	if err != nil {
-		return err
-	}
-	_, err = generateBindings(ctx, dir, "c", set, services, progress)
-	return err
-}
 
 // buildC makes the component of a directory from its .c files. It generates the bindings again, so that the component has the
 // types of the descriptors that are pushed with it.
@@ -100,7 +54,7 @@ func buildC(ctx context.Context, dir string, source *protosource.Result, service
 	if err != nil {
 		return err
 	}
-	tool, err := generateBindings(ctx, dir, "c", source.Set, services, progress)
+	tool, err := inC.generateBindings(ctx, dir, source.Set, services, progress)
 	if err != nil {
 		return err
 	}

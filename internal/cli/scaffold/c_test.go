@@ -1,7 +1,6 @@
 package scaffold
 
 import (
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,38 +8,18 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
-
-	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
-
-// newC returns the project of testdata/c/shop.proto, whose bindings are testdata/c/server.h.
-func newC(t *testing.T) *cProject {
-	t.Helper()
-	source, err := protosource.Compile(t.Context(), []string{"testdata/c/shop.proto"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := newCProject(source, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
 
 // TestC: the server has a method for each rpc, with the signatures of wit-bindgen's header.
 func TestC(t *testing.T) {
-	p, out := newC(t), t.TempDir()
-	data, err := p.data("shop", read(t, "testdata/c/server.h"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := writeTemplates(out, "c", data); err != nil {
+	p, out := newBound(t, &inC, "testdata/c/shop.proto"), t.TempDir()
+	if err := p.writeServer(out, "shop", read(t, "testdata/c/server.h")); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := read(t, out+"/server.c"), read(t, "testdata/c/server.c"); got != want {
 		t.Errorf("server.c differs from testdata/c/server.c:\n%s", got)
 	}
-	if services, err := cServices(out); err != nil || !slices.Equal(services, []string{"shop.v1.Cart"}) {
+	if services, err := inC.services(out); err != nil || !slices.Equal(services, []string{"shop.v1.Cart"}) {
 		t.Errorf("services of server.c: got %v, error %v", services, err)
 	}
 	if !CanBuild(out) {
@@ -51,14 +30,14 @@ func TestC(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantText(t, out+"/wit/shop-v1.wit", "/// Lines of C continue after a\n    for: list<string>", "/// Add adds an item.\n")
-	if _, err := p.data("shop", ""); err == nil || !strings.Contains(err.Error(), "wit-bindgen declares no exports_proto_shop_v1_cart_add for shop.v1.Cart/Add") {
-		t.Errorf("data with an empty header: got error %v", err)
+	if err := p.writeServer(out, "shop", ""); err == nil || !strings.Contains(err.Error(), "wit-bindgen declares no exports_proto_shop_v1_cart_add for shop.v1.Cart/Add") {
+		t.Errorf("an empty header: got error %v", err)
 	}
 }
 
 // TestCRefused: what is missing is said before anything is built.
 func TestCRefused(t *testing.T) {
-	p, out, path := newC(t), t.TempDir(), t.TempDir()
+	p, out, path := newBound(t, &inC, "testdata/c/shop.proto"), t.TempDir(), t.TempDir()
 	t.Setenv("PATH", path)
 	t.Setenv("WASI_SDK_PATH", "")
 	t.Setenv("CC", "gcc")

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/tripod-run/tripod/internal/cli/toolchain"
 	"github.com/tripod-run/tripod/internal/component/protowit"
@@ -24,50 +23,11 @@ const (
 	rustManifest = "Cargo.toml"
 )
 
-// rustProject writes typed servers in Rust: the node converts the messages.
-type rustProject struct {
-	source   *protosource.Result
-	schema   *protowit.Schema
-	progress io.Writer
-}
-
-func newRustProject(source *protosource.Result, progress io.Writer) (*rustProject, error) {
-	schema, err := protowit.Compile(source.Set, source.Services...)
-	if err != nil {
-		return nil, err
-	}
-	return &rustProject{source, schema, progress}, nil
-}
-
-func (p *rustProject) own() []string { return filesOf(p.source.Set) }
-
-func (p *rustProject) write(ctx context.Context, dir, name string) error {
-	if _, err := findRust(ctx, dir, rustCompilers()); err != nil { // before the tools are built
-		return err
-	}
-	if _, err := generateBindings(ctx, dir, "rust", p.source.Set, p.source.Services, p.progress); err != nil {
-		return err
-	}
-	bindings, err := os.ReadFile(filepath.Join(dir, genDir, "server.rs"))
-	if err != nil {
-		return err
-	}
-	return p.writeServer(dir, name, string(bindings))
-}
-
-// writeServer writes the files that are the user's, with the names in the bindings.
-func (p *rustProject) writeServer(dir, name, bindings string) error {
-	server, err := newRustCode(p.schema.Methods, bindings)
-	if err != nil {
-		return err
-	}
-	var methods []rpc
-	for _, m := range p.schema.Methods {
-		methods = append(methods, rpc{m.Desc})
-	}
-	return writeTemplates(dir, "rust", map[string]any{
-		"Name": name, "Crate": crateName(name), "Services": p.source.Services, "Methods": methods, "Server": server, "ServicesComment": servicesComment,
-	})
+// inRust are typed servers in Rust.
+var inRust = boundLanguage{
+	name: "rust", server: rustServer, bindings: "server.rs",
+	find: func(ctx context.Context, dir string) error { _, err := findRust(ctx, dir, rustCompilers()); return err },
+	code: func(methods []*protowit.Method, bindings string) (any, error) { return newRustCode(methods, bindings) },
 }
 
 // crateName returns cargo's name for a component's, which can have dots and begin with a digit.
@@ -82,21 +42,6 @@ func crateName(name string) string {
 // isRust reports whether a directory is that of a component in Rust.
 func isRust(dir string) bool { return exists(dir, rustManifest) && exists(dir, rustServer) }
 
-// rustServices returns the services in a src/lib.rs.
-func rustServices(dir string) ([]string, error) {
-	return commentServices(filepath.Join(dir, rustServer))
-}
-
-// generateRust writes the directories wit and gen.
-func generateRust(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet, progress io.Writer) error {
-	services, err := rustServices(dir)
-	if err != nil {
-		return err
-	}
-	_, err = generateBindings(ctx, dir, "rust", set, services, progress)
-	return err
-}
-
 // buildRust makes the component of a directory, of its crate. It generates the bindings again, so that the component has the
 // types of the descriptors that are pushed with it.
 func buildRust(ctx context.Context, dir string, source *protosource.Result, services []string, progress io.Writer) error {
@@ -104,7 +49,7 @@ func buildRust(ctx context.Context, dir string, source *protosource.Result, serv
 	if err != nil {
 		return err
 	}
-	tool, err := generateBindings(ctx, dir, "rust", source.Set, services, progress)
+	tool, err := inRust.generateBindings(ctx, dir, source.Set, services, progress)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package scaffold
 
 import (
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,27 +8,11 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
-
-	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
-
-// newRust returns the project of the .proto files in testdata/rust, whose bindings are testdata/rust/server.rs.
-func newRust(t *testing.T) *rustProject {
-	t.Helper()
-	source, err := protosource.Compile(t.Context(), []string{"testdata/rust/shop.proto", "testdata/rust/old.proto"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := newRustProject(source, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
 
 // TestRust: the server implements the traits of wit-bindgen for all services, whatever their names.
 func TestRust(t *testing.T) {
-	p, out := newRust(t), t.TempDir()
+	p, out := newBound(t, &inRust, "testdata/rust/shop.proto", "testdata/rust/old.proto"), t.TempDir()
 	bindings := read(t, "testdata/rust/server.rs")
 	if err := p.writeServer(out, "3d.shop", bindings); err != nil {
 		t.Fatal(err)
@@ -43,7 +26,7 @@ func TestRust(t *testing.T) {
 	if got, want := read(t, out+"/src/lib.rs"), read(t, "testdata/rust/lib.rs"); got != want {
 		t.Errorf("src/lib.rs differs from testdata/rust/lib.rs:\n%s", got)
 	}
-	if services, err := rustServices(out); err != nil || !slices.Equal(services, p.source.Services) || len(services) != 4 {
+	if services, err := inRust.services(out); err != nil || !slices.Equal(services, p.source.Services) || len(services) != 4 {
 		t.Errorf("services of src/lib.rs: got %v, error %v", services, err)
 	}
 	if !CanBuild(out) || CanBuild(filepath.Join(out, "src")) {

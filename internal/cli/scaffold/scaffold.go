@@ -103,13 +103,13 @@ func New(ctx context.Context, o Options) (err error) {
 func newProject(o Options, source *protosource.Result) (project, error) {
 	switch o.Language {
 	case "c":
-		return newCProject(source, o.Progress)
+		return inC.newProject(source, o.Progress)
 	case "js":
 		return newJSProject(source)
 	case "python":
 		return newPythonProject(source)
 	case "rust":
-		return newRustProject(source, o.Progress)
+		return inRust.newProject(source, o.Progress)
 	default:
 		return newGoProject(o, source)
 	}
@@ -128,9 +128,9 @@ func Generate(ctx context.Context, dir string, progress io.Writer) error {
 	case isPython(dir):
 		return generatePython(ctx, dir, source.Set)
 	case isC(dir):
-		return generateC(ctx, dir, source.Set, progress)
+		return inC.generate(ctx, dir, source.Set, progress)
 	case isRust(dir):
-		return generateRust(ctx, dir, source.Set, progress)
+		return inRust.generate(ctx, dir, source.Set, progress)
 	default:
 		return generateGo(ctx, dir, source.Set)
 	}

@@ -100,8 +100,6 @@ func (c *Call) messagingFailed(which int, text string) {
 	c.Out = wit.AppendString(c.Out, text)
 }
 
-const clientDisconnected = "the client is disconnected"
-
 func connectClient(c *Call) error {
 	if _ = c.In.String(); c.options.Messages == nil { // any name is the node's broker
 		c.messagingFailed(messagingConnection, "the component has no channels: it does not run as a module of the edge")
@@ -190,7 +188,7 @@ func sendMessage(c *Call) error {
 	}
 	defer m.Close()
 	if k.disconnected {
-		c.messagingFailed(messagingConnection, clientDisconnected)
+		c.messagingFailed(messagingConnection, "the client is disconnected")
 		return nil
 	}
 	err = c.options.Messages.Send(c, topic, m.data)

@@ -17,3 +17,6 @@ const (
 	// WorldCommand means that the guest exports wasi:cli/run@0.2, or is a core module with _start (WASI preview 1).
 	WorldCommand World = "command"
 )
+
+// Serves reports whether guests of the world serve ports. The others can be modules of the edge, with channels.
+func (w World) Serves() bool { return w != WorldCommand && w != WorldMessages }

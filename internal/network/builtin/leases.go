@@ -205,11 +205,10 @@ type dirStamp struct {
 	changed  unix.Timespec
 }
 
-func stampOf(stat func(*unix.Stat_t) error) (dirStamp, error) {
+func stampOf(dir string) (dirStamp, error) {
 	var s unix.Stat_t
-	err := stat(&s)
-	if err != nil {
-		return dirStamp{}, err
+	if err := unix.Stat(dir, &s); err != nil {
+		return dirStamp{}, &os.PathError{Op: "stat", Path: dir, Err: err}
 	}
 	return dirStamp{uint64(s.Dev), s.Ino, s.Mtim}, nil
 }
@@ -227,7 +226,7 @@ func seenIn(dir string) *seenLeases {
 func (s *seenLeases) find(dir *os.File, id, ifName string) (names []string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	stamp, err := stampOf(func(st *unix.Stat_t) error { return unix.Fstat(int(dir.Fd()), st) })
+	stamp, err := stampOf(dir.Name())
 	if err != nil {
 		return nil, err
 	}
@@ -297,7 +296,7 @@ func (s *seenLeases) removed(dir string, names []string) {
 // stamp notes the state of the directory. The caller holds s.mu and has noted its changes.
 func (s *seenLeases) stamp(dir string) {
 	var err error
-	if s.of, err = stampOf(func(st *unix.Stat_t) error { return unix.Stat(dir, st) }); err != nil {
+	if s.of, err = stampOf(dir); err != nil {
 		s.complete = false
 	}
 }

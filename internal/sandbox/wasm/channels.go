@@ -39,16 +39,13 @@ func isModule(config *runtimeapi.ContainerConfig) bool {
 	return false
 }
 
-// serves reports whether components of a world serve ports.
-func serves(world wit.World) bool { return world != wit.WorldCommand && world != wit.WorldMessages }
-
 // checkModule refuses a module that is a server, because a server would open ports in the node's network, and a component
 // that handles messages, but has no channels because it is not a module.
 func checkModule(config *runtimeapi.ContainerConfig, world wit.World) error {
 	switch module := isModule(config); {
 	case world == wit.WorldMessages && !module:
 		return fmt.Errorf("the component handles messages (%s), which pods do not get; run it as a module of the edge: %w", wasi.MessageHandler().Name, errdefs.ErrInvalidArgument)
-	case !module || !serves(world):
+	case !module || !world.Serves():
 		return nil
 	}
 	return fmt.Errorf("a module must be a command (wasi:cli/run or _start) or handle messages, but this component's world is %s; run it as a pod: %w", world, errdefs.ErrInvalidArgument)

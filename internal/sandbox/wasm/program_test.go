@@ -33,6 +33,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/harness/testns"
 	"github.com/tripod-run/tripod/test/races"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // The test binary is also a tripod-wasm without an engine, whose components are lists of words that control the guest.
@@ -157,8 +158,8 @@ func fakeCompile() int {
 	}
 	_, in, _ = bytes.Cut(in, []byte(wordsSection))
 	if name := value(strings.Fields(string(in)), "optimise", ""); name != "" && !config.Quick {
-		for _, err := os.Stat(name); err != nil; _, err = os.Stat(name) {
-			time.Sleep(10 * time.Millisecond) // pacing: between two looks for the file, which another process makes
+		if err := until.Poll(time.Minute, func() error { _, err := os.Stat(name); return err }); err != nil {
+			return workerapi.CompileInternal
 		}
 	}
 	if config.Quick && slices.Contains(strings.Fields(string(in)), "slowly") {

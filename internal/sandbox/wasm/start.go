@@ -188,7 +188,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Channels, err = sandbox.ParseChannels(c.Config.GetAnnotations()); err != nil {
 		return spec, renewAt, err
 	}
-	if !serves(loaded.World) {
+	if !loaded.World.Serves() {
 		return spec, renewAt, nil
 	}
 	if spec.CORS = o.cors; spec.CORS.Origins == nil {

@@ -252,7 +252,7 @@ func provided(name string, world World, services []string) bool {
 		return ok || slices.Contains(wasi.Drafts(), name)
 	}
 	pkg, _, _ := strings.Cut(name, "/")
-	return pkg == "tripod:grpc" || pkg == "tripod:edge" && (world == wit.WorldCommand || world == wit.WorldMessages) || slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })
+	return pkg == "tripod:grpc" || pkg == "tripod:edge" && !world.Serves() || slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })
 }
 
 func list(names []string) string {

@@ -28,15 +28,21 @@ func onBothPaths(t *testing.T, test func(t *testing.T, w *Worker)) {
 		"core modules": {"testdata/relay.wasm", engine.PathCore}, "component": {"testdata/relay.wasm", engine.PathComponent},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
-			t.Cleanup(w.Close)
-			options := CompileOptions()
-			options.ComponentPath = c.path == engine.PathComponent
-			loadFile(t, w, c.file, options)
-			require.Equal(t, c.path, w.codes["d"].engine.Path(), w.codes["d"].OwnWorkerReason)
-			test(t, w)
+			test(t, workerOn(t, c.file, c.path))
 		})
 	}
+}
+
+// workerOn returns a worker with a component loaded, which takes the given path.
+func workerOn(t *testing.T, file string, path engine.Path) *Worker {
+	t.Helper()
+	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
+	t.Cleanup(w.Close)
+	options := CompileOptions()
+	options.ComponentPath = path == engine.PathComponent
+	loadFile(t, w, file, options)
+	require.Equal(t, path, w.codes["d"].engine.Path(), w.codes["d"].OwnWorkerReason)
+	return w
 }
 
 func TestComponentChannels(t *testing.T) {

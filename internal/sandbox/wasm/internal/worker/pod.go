@@ -71,6 +71,7 @@ type pod struct {
 	counts   counts
 
 	snapshots     snapshotter
+	preparing     sync.WaitGroup           // snapshotter.prepare
 	profiler      atomic.Pointer[profiler] // nil except in a test of the component
 	preopens      []engine.Preopen
 	configVolumes []string    // paths of directories, for wasi:config
@@ -155,6 +156,7 @@ func (p *pod) start() error {
 		return err
 	}
 	p.started = true
+	p.preparing.Go(func() { p.snapshots.prepare(p.alive, p.spec.Limits) })
 	go p.watch()
 	return nil
 }
@@ -163,6 +165,7 @@ func (p *pod) start() error {
 func (p *pod) watch() {
 	e := p.program.wait()
 	p.kill(errStopping)
+	p.preparing.Wait()
 	p.release()
 	p.mu.Lock()
 	if p.deadline != nil {

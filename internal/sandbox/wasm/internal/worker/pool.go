@@ -118,7 +118,7 @@ func (p *pool) put(g *guest, limits workerapi.Limits) {
 // probe makes one instance, so that a component that cannot be instantiated fails at start and not at the first
 // request.
 func (p *pool) probe(limits workerapi.Limits) error {
-	limits.Snapshot = workerapi.SnapshotNever // the first request makes it
+	limits.Snapshot = workerapi.SnapshotNever // it is made later, so that the start does not wait
 	g, err := p.get(p.pod.alive, limits)
 	if err != nil {
 		return startError(p.pod, err)

@@ -33,10 +33,9 @@ type server struct {
 	limits  atomic.Pointer[workerapi.Limits]
 	handler atomic.Pointer[http.Handler] // replaced when limits change
 
-	requests  requests
-	preparing sync.WaitGroup // the snapshot before the first request
-	cut       atomic.Bool    // a request was aborted when the grace period expired
-	ended     chan exit
+	requests requests
+	cut      atomic.Bool // a request was aborted when the grace period expired
+	ended    chan exit
 }
 
 func newServer(p *pod) *server {
@@ -79,7 +78,6 @@ func (s *server) start() error {
 		_ = s.plane.Close()
 		return fmt.Errorf("pod %s: %w", spec.ID, err)
 	}
-	s.preparing.Go(func() { s.pod.snapshots.prepare(s.pod.alive, spec.Limits) })
 	return nil
 }
 
@@ -204,7 +202,6 @@ func (s *server) stop() {
 	}
 	_ = s.plane.Shutdown(s.pod.alive) // fails only when the grace period expires; see s.cut
 	s.requests.close()
-	s.preparing.Wait()
 	s.pool.close()
 	if s.cut.Load() {
 		s.ended <- killed("requests were still in progress when the grace period expired")

@@ -93,7 +93,7 @@ func TestSnapshotBeforeTheFirstRequest(t *testing.T) {
 	start := func(id, do string) *server {
 		t.Helper()
 		s := startServer(t, w, workerapi.PodSpec{ID: id, Env: []string{"DO=" + do}})
-		s.preparing.Wait()
+		s.pod.preparing.Wait()
 		return s
 	}
 	first := start("first", "monotonic")
@@ -112,7 +112,7 @@ func TestSnapshotBeforeTheFirstRequest(t *testing.T) {
 	require.Zero(t, third.pod.snapshots.state().Bytes)
 	small := startServer(t, w, workerapi.PodSpec{ID: "small", Env: []string{"DO=monotonic"}, Resources: workerapi.Resources{
 		MemoryBytes: int64(3 * third.pod.account.MemoryPeak())}})
-	small.preparing.Wait()
+	small.pod.preparing.Wait()
 	require.Zero(t, small.pod.snapshots.state().Bytes, "its requests need the memory")
 	refused := start("refused", "clock")
 	require.NotEmpty(t, refused.pod.snapshots.state().Reason)

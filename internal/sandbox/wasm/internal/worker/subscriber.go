@@ -40,14 +40,13 @@ func (s *subscriber) start() error {
 		return fmt.Errorf("pod %s: a component that handles messages serves no ports: %w", spec.ID, errdefs.ErrInvalidArgument)
 	case spec.Stdin:
 		return fmt.Errorf("pod %s: stdin is for commands, but this component handles messages: %w", spec.ID, errdefs.ErrInvalidArgument)
+	case s.pod.messages == nil:
+		return fmt.Errorf("pod %s: a component that handles messages needs channels: %w", spec.ID, errdefs.ErrInvalidArgument)
 	}
 	_ = s.updateLimits(spec.Limits)
 	s.slots = semaphore.NewWeighted(int64(spec.Limits.Concurrency))
 	if err := s.pool.probe(spec.Limits); err != nil {
 		return err
-	}
-	if s.pod.messages == nil {
-		return fmt.Errorf("pod %s: a component that handles messages needs channels: %w", spec.ID, errdefs.ErrInvalidArgument)
 	}
 	ports, err := s.pod.messages.openAll()
 	if err != nil {

@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,12 +37,7 @@ func subscribe(tb testing.TB, w *Worker, channels ...channel.Channel) (log func(
 func TestMessages(t *testing.T) {
 	for _, path := range []engine.Path{engine.PathCore, engine.PathComponent} {
 		t.Run(string(path), func(t *testing.T) {
-			w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
-			t.Cleanup(w.Close)
-			options := CompileOptions()
-			options.ComponentPath = path == engine.PathComponent
-			loadFile(t, w, relayMessaging, options)
-			require.Equal(t, path, w.codes["d"].engine.Path(), w.codes["d"].OwnWorkerReason)
+			w := workerOn(t, relayMessaging, path)
 			log := subscribe(t, w, relayChannels...)
 			d := connect(t, w, "a")
 			d.expect("open 0 r:1 app/in", "open 1 w app/out")
