@@ -57,7 +57,7 @@ type call struct {
 
 	// refs counts the resources that can still lead to the response. When it becomes 0, the call ends.
 	refs int
-	body *wasi.Reader // the response's body; nil until the guest asks for it
+	body *wasi.Reader // the response's body; nil if there is none
 
 	mu       sync.Mutex
 	held     int         // the bytes that the State counts for the call, in which those of fields are included
@@ -132,9 +132,11 @@ func (x *call) after(d time.Duration, code string) *time.Timer {
 	return time.AfterFunc(d, func() { x.cancel(&CodeError{Code: code}) })
 }
 
-// run sends the request and stores the response.
+// run sends the request, stores the response, and begins to read its body. Most bodies have arrived with the header, so the guest
+// finds them there, and need not wait once more.
 func (x *call) run(client http.RoundTripper) {
 	var response *http.Response
+	var body *wasi.Reader
 	err := x.state.Guard("outgoing request", func() (err error) {
 		response, err = client.RoundTrip(x.request)
 		return err
@@ -150,13 +152,20 @@ func (x *call) run(client http.RoundTripper) {
 		err = &CodeError{Code: "HTTP-response-header-section-size"}
 	default:
 		x.response = response
+		if response.Body != http.NoBody {
+			body = wasi.NewReader((*responseBody)(x), x.state.Wake)
+		}
 	}
-	x.answered, x.err = true, err
+	x.answered, x.err, x.body = true, err, body
 	x.mu.Unlock()
 	if err != nil && response != nil {
 		response.Body.Close()
 	}
 	x.state.Wake()
+	if body != nil {
+		body.Fill()
+		x.state.Wake()
+	}
 }
 
 // hold adds n to the bytes that the State counts for the call. It returns false at a limit, and if the call has ended.
@@ -206,10 +215,10 @@ func (x *call) release() {
 	x.cancel(errDropped)
 	x.mu.Lock()
 	x.over = true
-	response, held := x.response, x.held
+	response, body, held := x.response, x.body, x.held
 	x.mu.Unlock()
-	if x.body != nil {
-		x.body.Release(func() { response.Body.Close() })
+	if body != nil {
+		body.Release(func() { response.Body.Close() })
 	}
 	if response != nil {
 		response.Body.Close()
@@ -295,11 +304,8 @@ func (x *call) abandon() { x.cancel(&CodeError{Code: "HTTP-request-body-size"}) 
 
 // input implements bodySource.
 func (x *call) input() wasi.Input {
-	if x.response == nil || x.response.Body == http.NoBody { // set before the guest could get the response
+	if x.body == nil { // set before the guest could get the response
 		return wasi.Empty{}
-	}
-	if x.body == nil {
-		x.body = wasi.NewReader((*responseBody)(x), x.state.Wake)
 	}
 	return x.body.Background()
 }

@@ -461,6 +461,40 @@ func TestOutgoingCallsAreBounded(t *testing.T) {
 	}
 }
 
+// TestOutgoingReadsAhead: the host reads what comes with the header of a response before the guest asks for it, so that the guest
+// does not wait twice.
+func TestOutgoingReadsAhead(t *testing.T) {
+	asked := make(chan struct{})
+	g := caller(t, roundTrip(func(*http.Request) (*http.Response, error) {
+		body := readFunc(func(p []byte) (int, error) {
+			close(asked)
+			return copy(p, "hello"), io.EOF
+		})
+		return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(body)}, nil
+	}))
+	future, code := g.send(g.request(get, "http://host/"))
+	if code != "" {
+		t.Fatal(code)
+	}
+	response, code := g.answer(future)
+	if code != "" {
+		t.Fatal(code)
+	}
+	select {
+	case <-asked:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nobody reads the body")
+	}
+	_, in := g.incoming(response)
+	if got := g.readAll(in); got != "hello" {
+		t.Errorf("the guest has read %q", got)
+	}
+}
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
+
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

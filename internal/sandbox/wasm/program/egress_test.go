@@ -490,21 +490,50 @@ func TestEgressAfterTheDialer(t *testing.T) {
 	require.Error(t, w.UpdateDialer(t.Context(), "unknown", conn))
 }
 
-// BenchmarkEgress compares requests that guests send with those of Go's client on the same route, in one run. The
-// metrics are ratios, of the rate of small requests and of the throughput of a large response, and MB/s.
+// large is the size of a response of serverMain to /large, in bytes.
+const large = 256 << 20
+
+// serverMain serves HTTP on the listener in descriptor 3: large bytes for the path /large, 100 bytes for others.
+func serverMain() {
+	l, err := net.FileListener(os.NewFile(3, "listener"))
+	if err == nil {
+		block := make([]byte, 64<<10)
+		err = http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/large" {
+				_, _ = w.Write(block[:100])
+				return
+			}
+			for sent := 0; sent < large; sent += len(block) {
+				_, _ = w.Write(block)
+			}
+		}))
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// startServer runs serverMain in a process of its own, and returns its URL.
+func (w *world) startServer() string {
+	w.t.Helper()
+	l, err := net.Listen("tcp", worldIP+":0")
+	require.NoError(w.t, err)
+	defer l.Close()
+	file, err := l.(*net.TCPListener).File()
+	require.NoError(w.t, err)
+	defer file.Close()
+	server := program(w.t)
+	server.Env, server.ExtraFiles, server.Stderr = []string{asServer + "=1"}, []*os.File{file}, os.Stderr
+	require.NoError(w.t, server.Start())
+	w.t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
+	return "http://" + l.Addr().String()
+}
+
+// BenchmarkEgress compares requests that guests send with those of Go's client on the same route, in one run. Guests, client and
+// server are in processes of their own. The metrics are ratios, of the rate of small requests and of the throughput of a large
+// response, and MB/s.
 func BenchmarkEgress(b *testing.B) {
-	const large = 256 << 20
 	w := newWorld(b)
-	block := make([]byte, 64<<10)
-	server := w.listen(worldIP+":0", func(rw http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/large" {
-			_, _ = rw.Write(block[:100])
-			return
-		}
-		for sent := 0; sent < large; sent += len(block) {
-			_, _ = rw.Write(block)
-		}
-	}, false)
+	server := w.startServer()
 	c := w.caller("fetch-c", "*", func(s *workerapi.PodSpec) { s.Limits.RequestTimeout = time.Hour })
 	native := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32, DisableCompression: true, DialContext: func(_ context.Context, network, addr string) (conn net.Conn, err error) {
 		err = netthread.In(int(w.netns.Fd()), func() error {
@@ -517,7 +546,7 @@ func BenchmarkEgress(b *testing.B) {
 	guests := func(path string, n int) {
 		r, err := http.NewRequestWithContext(b.Context(), http.MethodGet, "http://"+c.cleartext.String()+"/drain", nil)
 		require.NoError(b, err)
-		r.Header.Set("X-Url", server.URL+path)
+		r.Header.Set("X-Url", server+path)
 		r.Header.Set("X-Count", fmt.Sprint(n))
 		resp, err := http.DefaultClient.Do(r)
 		require.NoError(b, err)
@@ -529,7 +558,7 @@ func BenchmarkEgress(b *testing.B) {
 	natives := func(path string, n int) {
 		buf := make([]byte, 64<<10)
 		for range n {
-			resp, err := native.Get(server.URL + path)
+			resp, err := native.Get(server + path)
 			require.NoError(b, err)
 			_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, resp.Body, buf)
 			resp.Body.Close()

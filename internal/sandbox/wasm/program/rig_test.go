@@ -36,6 +36,8 @@ const (
 	asProgram = "TRIPOD_TEST_AS_PROGRAM"
 	// asDaemon makes it run daemonMain. The value is the path of a control socket.
 	asDaemon = "TRIPOD_TEST_AS_DAEMON"
+	// asServer makes it run serverMain.
+	asServer = "TRIPOD_TEST_AS_SERVER"
 
 	// openFiles lowers its limit of open files.
 	openFiles = "TRIPOD_TEST_OPEN_FILES"
@@ -56,6 +58,8 @@ func TestMain(m *testing.M) {
 		os.Exit(Main("dev", os.Args[1:]))
 	case os.Getenv(asDaemon) != "":
 		daemonMain()
+	case os.Getenv(asServer) != "":
+		serverMain()
 	case !testns.Inside():
 		os.Exit(testns.Run(os.Args, testns.Options{Strict: true}))
 	}
