@@ -131,7 +131,7 @@ test-attack: build images ## run hostile containers, components, machines, image
 .PHONY: test-templates
 test-templates: build images build/wheels/downloaded build/bindgen/downloaded ## test the components that `tripod component new` writes, in each language (9 min; installs Node.js, Python's venv, clang, Debian's Rust, packages of npm and PyPI, and crates)
 	@command -v npm >/dev/null || hack/setup.sh templates
-	TRIPOD_TEST_TEMPLATES=1 $(GOTEST) -run '^TestWasm(Template|ComponentNew(C|Python|Rust))' ./test/e2e
+	TRIPOD_TEST_TEMPLATES=1 $(GOTEST) -run '^TestWasm(Template|PythonServer|ComponentNew(C|Python|Rust))' ./test/e2e
 
 # What new components in Python install: the tests' namespaces have no way to PyPI.
 build/wheels/downloaded: internal/cli/scaffold/templates/python/requirements.txt.tmpl

@@ -13,8 +13,8 @@
 #
 # bench.sh light: only the memory of an idle node of the edge; prints the table.
 #
-# bench.sh pods [PODS [c | js | go]]: only Tripod with many pods of a component, 1000 by default, or of the Greeter in a language;
-# prints the line.
+# bench.sh pods [PODS [c | js | go | python]]: only Tripod with many pods of a component, 1000 by default, or of the Greeter in a
+# language; prints the line.
 #
 # bench.sh first: only the first start of a component, calls to Greeters in C, Go and JavaScript, HTTP/2 without a component, and
 # what "serve" measures; prints the tables.
@@ -415,8 +415,11 @@ inside() {
     start_tripod crun
     await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
     if [ -n "${list_pods[1]-}" ]; then
-      push_greeter
       component=registry.k8s.io/tripod/wasm/greeter-${list_pods[1]}:1
+      case ${list_pods[1]} in
+        go) push_greeter ;;
+        python) "$TRIPOD" push examples/wasm/greeter-python "$registry/tripod/wasm/greeter-python:1" --plain-http >/dev/null ;;
+      esac
     fi
     measure_pods
     stop_runtime
@@ -630,6 +633,7 @@ exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running; two would disturb each other"
 hack/images.sh build
 ! alone serve || hack/serve.sh
+[ "${1-} ${3-}" != "pods python" ] || "$TRIPOD" component test examples/wasm/greeter-python >/dev/null # installs the tool, from PyPI
 if ! alone vm edge light; then
   crun=$(command -v crun) || fail "crun is not installed: run hack/setup.sh"
   cc -O2 -static -D CRUN="\"$crun\"" -o build/bin/crun hack/bench/crun.c

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tripod-run/tripod/internal/cli/bench"
 )
 
 const (
@@ -157,8 +159,12 @@ func (n *node) awaitSpin(ctx context.Context, spinner *pod) error {
 }
 
 // many runs the measurement with the given number of pods. It starts the pods, calls each pod until it answers, and
-// removes the pods.
+// removes the pods. The memory is that of the daemon, the workers and their code.
 func (n *node) many(ctx context.Context, count int) (err error) {
+	before, err := bench.DaemonsPSS("/proc")
+	if err != nil {
+		return err
+	}
 	pods := make([]*pod, count)
 	defer func() { err = errors.Join(err, n.remove(ctx, pods...)) }()
 	failures, retries := make([]error, count), make([]int, count)
@@ -182,8 +188,13 @@ func (n *node) many(ctx context.Context, count int) (err error) {
 		return err
 	}
 	repeated := count - len(slices.DeleteFunc(retries, func(n int) bool { return n > 0 }))
-	fmt.Printf("%d pods on one node, 10 at a time: all running after %.1f s (%.0f pods/s); each has answered over HTTP/3, on a connection of its own, after %.1f s more, %d of them not at the first attempt.\n",
-		count, up.Seconds(), float64(count)/up.Seconds(), time.Since(asking).Seconds(), repeated)
+	answered := time.Since(asking)
+	after, err := bench.DaemonsPSS("/proc")
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d pods on one node, 10 at a time: all running after %.1f s (%.0f pods/s); each has answered over HTTP/3, on a connection of its own, after %.1f s more, %d of them not at the first attempt. Daemon and worker have then grown by %.2f MiB for each pod.\n",
+		count, up.Seconds(), float64(count)/up.Seconds(), answered.Seconds(), repeated, float64(after-before)/(1<<20)/float64(count))
 	_, err = fmt.Fprintln(os.Stderr, "wasmbench:", count, "pods have answered")
 	return err
 }

@@ -51,23 +51,14 @@ func TestWasmGoServer(t *testing.T) {
 	_, other := startComponent(t, d, image, greeter, env("POD_NAME", "pod-2"))
 	other.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-2"}`) // each pod has its own environment
 
-	var header, trailer metadata.MD
-	ctx := metadata.AppendToOutgoingContext(s.context(), "x-request-id", "1", "x-request-id", "2", "x-trace-bin", "\x00\xff")
-	_, err := s.try(ctx, greeter+"/SayHello", `{"name":"Ada"}`, grpc.Header(&header), grpc.Trailer(&trailer))
-	if err != nil || !slices.Equal(header.Get("x-request-id"), []string{"1", "2"}) || !slices.Equal(trailer.Get("x-trace-bin"), []string{"\x00\xff"}) {
-		t.Errorf("metadata: got header %v, trailer %v, error %v", header, trailer, err)
-	}
-	_, err = s.try(s.context(), greeter+"/SayHello", `{}`)
-	details := status.Convert(err).Details()
-	if status.Code(err) != codes.InvalidArgument || len(details) != 1 || details[0].(*wrapperspb.StringValue).Value != "name" {
-		t.Errorf("status: got %v with details %v, want InvalidArgument and the field", err, details)
-	}
+	s.metadataAndStatus("1", "2")
 
 	// The context of the handler ends at the deadline of its client. The client also cancels then, and may be first.
 	ctx, cancel := context.WithTimeout(s.context(), 300*time.Millisecond)
 	defer cancel()
 	stream, method := s.stream(ctx, greeter+"/Countdown")
-	if err := stream.SendMsg(s.message(method.Input(), `{"from":1000,"intervalMs":20}`)); err != nil {
+	err := stream.SendMsg(s.message(method.Input(), `{"from":1000,"intervalMs":20}`))
+	if err != nil {
 		t.Fatal(err)
 	}
 	n := 0
@@ -83,6 +74,25 @@ func TestWasmGoServer(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// metadataAndStatus wants that a Greeter answers with the request's metadata, and details of an error.
+func (s *served) metadataAndStatus(ids ...string) {
+	s.Helper()
+	var header, trailer metadata.MD
+	ctx := metadata.AppendToOutgoingContext(s.context(), "x-trace-bin", "\x00\xff")
+	for _, id := range ids {
+		ctx = metadata.AppendToOutgoingContext(ctx, "x-request-id", id)
+	}
+	_, err := s.try(ctx, greeter+"/SayHello", `{"name":"Ada"}`, grpc.Header(&header), grpc.Trailer(&trailer))
+	if err != nil || !slices.Equal(header.Get("x-request-id"), ids) || !slices.Equal(trailer.Get("x-trace-bin"), []string{"\x00\xff"}) {
+		s.Errorf("metadata: got header %v, trailer %v, error %v", header, trailer, err)
+	}
+	_, err = s.try(s.context(), greeter+"/SayHello", `{}`)
+	details := status.Convert(err).Details()
+	if status.Code(err) != codes.InvalidArgument || len(details) != 1 || details[0].(*wrapperspb.StringValue).Value != "name" {
+		s.Errorf("status: got %v with details %v, want InvalidArgument and the field", err, details)
+	}
 }
 
 // TestWasmFallback: a component whose instances cannot begin from a snapshot says why, once, in the events and in the log.

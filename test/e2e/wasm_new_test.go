@@ -89,6 +89,32 @@ func TestWasmComponentNewPython(t *testing.T) {
 	})
 }
 
+// TestWasmPythonServer: examples/wasm/greeter-python goes from its sources to a pod as a clone has them.
+func TestWasmPythonServer(t *testing.T) {
+	templatesOnly(t)
+	usePackages(t, "python")
+	dir, sources := filepath.Join(t.TempDir(), "greeter-python"), filepath.Join(harness.Root(), "examples/wasm/greeter-python")
+	if err := os.CopyFS(filepath.Join(dir, "proto"), os.DirFS(filepath.Join(sources, "proto"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"pyproject.toml", "requirements.txt", "server.py", "tests.yaml"} { // not what an earlier build has left there
+		text, err := os.ReadFile(filepath.Join(sources, name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n5 passed, 0 failed\n") {
+		t.Fatalf("component test: exit code %d, output %s", code, out)
+	}
+	image := pushWasm(t, dir, "pushed/greeter-python:1")
+	_, s := startComponent(t, harness.StartDaemon(t, harness.Wasm(t, "node")), image, greeter, env("POD_NAME", "pod-1"))
+	s.everyProtocol(`{"message":"Hello, Ada!","servedBy":"pod-1"}`)
+	s.metadataAndStatus("1", "2")
+}
+
 // wantRoute looks at how `tripod check` says that a node runs the component of a directory.
 func wantRoute(t *testing.T, dir, route string) {
 	t.Helper()

@@ -84,7 +84,7 @@ func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 	if err != nil {
 		return nil, err
 	}
-	daemonsBefore, err := daemonsPSS("/proc")
+	daemonsBefore, err := DaemonsPSS("/proc")
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 	if round.Memory, err = helpers("/proc", before, pods); err != nil {
 		return nil, err
 	}
-	daemonsNow, err := daemonsPSS("/proc")
+	daemonsNow, err := DaemonsPSS("/proc")
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 		}
 	}
 	report.Lists, report.ListPods = r.figures(), pods
-	report.ListDaemons, err = daemonsPSS("/proc")
+	report.ListDaemons, err = DaemonsPSS("/proc")
 	return report, err
 }
 

@@ -71,9 +71,9 @@ func inContainer(proc string, pid int) bool {
 // daemons are the programs that serve all pods of a node and need more memory for more pods.
 var daemons = []string{"tripod", "tripod-wasm", "containerd"}
 
-// daemonsPSS returns the total PSS of the daemons in bytes. It leaves out this process, whose name may be that of a
-// daemon.
-func daemonsPSS(proc string) (total int64, err error) {
+// DaemonsPSS returns the total PSS of the daemons in bytes, as the mounted proc file system has it (proc(5), smaps_rollup). It
+// leaves out this process, whose name may be that of a daemon.
+func DaemonsPSS(proc string) (total int64, err error) {
 	now, err := processes(proc)
 	for p, name := range now {
 		if slices.Contains(daemons, name) && p.pid != os.Getpid() {

@@ -149,3 +149,24 @@ func TestPythonRefused(t *testing.T) {
 		refused(text, want, errdefs.IsInvalidArgument)
 	}
 }
+
+// TestPythonExample: examples/wasm/greeter-python is built with the packages that new components have.
+func TestPythonExample(t *testing.T) {
+	want, err := os.ReadFile("templates/python/requirements.txt.tmpl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantText(t, "../../../examples/wasm/greeter-python/requirements.txt", string(want))
+}
+
+// TestSharedProtos: the directory proto of a component can be a link, such as to that of another component.
+func TestSharedProtos(t *testing.T) {
+	shared := protos(t, map[string]string{"deep/a.proto": `syntax = "proto3"; package a; service A {}`})
+	dir := t.TempDir()
+	if err := os.Symlink(shared, filepath.Join(dir, protoDir)); err != nil {
+		t.Fatal(err)
+	}
+	if source, err := compileProtos(t.Context(), dir); err != nil || !slices.Equal(source.Services, []string{"a.A"}) {
+		t.Errorf("compileProtos() = %+v, %v; want the service a.A", source, err)
+	}
+}

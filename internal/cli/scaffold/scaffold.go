@@ -140,7 +140,7 @@ func Generate(ctx context.Context, dir string, progress io.Writer) error {
 func compileProtos(ctx context.Context, dir string) (*protosource.Result, error) {
 	root := filepath.Join(dir, protoDir)
 	var files []string
-	err := filepath.WalkDir(root, func(p string, _ fs.DirEntry, err error) error {
+	err := filepath.WalkDir(root+string(filepath.Separator), func(p string, _ fs.DirEntry, err error) error {
 		if filepath.Ext(p) == ".proto" {
 			files = append(files, p)
 		}
