@@ -585,7 +585,7 @@ $(cat "$dir/wasm-serve.md")
 ### First start
 
 The node pulls examples/wasm/greeter-go, a gRPC server in Go, and starts its first pod at once, which begins with quick code.
-Further pods start while the optimised code is compiled.
+Further pods start when there is optimised code.
 
 $(cat "$dir/wasm-first.md")
 

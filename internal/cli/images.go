@@ -60,7 +60,7 @@ func (a *App) imageTable(ctx context.Context, client *Client, images []*runtimea
 		code := "-"
 		if wide {
 			var err error
-			if code, err = client.codeOf(ctx, i.GetId()); err != nil {
+			if code, err = client.CodeOf(ctx, i.GetId()); err != nil {
 				return err
 			}
 		}
@@ -79,8 +79,8 @@ func (a *App) imageTable(ctx context.Context, client *Client, images []*runtimea
 // codeShipped is shown for machine code that this node did not compile, because the image has brought it along.
 const codeShipped = "shipped"
 
-// codeOf returns the state of the machine code of an image's component, or "-" if the image has no component.
-func (c *Client) codeOf(ctx context.Context, id string) (string, error) {
+// CodeOf returns the state of the machine code of an image's component, or "-" if the image has no component.
+func (c *Client) CodeOf(ctx context.Context, id string) (string, error) {
 	resp, err := c.Images.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: id}, true)
 	if err != nil {
 		return "", err

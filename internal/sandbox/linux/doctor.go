@@ -129,7 +129,7 @@ func runtimeRemedy(name string, err error) string {
 func pidfdFinding() health.Finding {
 	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return health.Finding{Subject: "pidfd", Required: true, Detail: "pidfd_open: " + err.Error(), Remedy: "use Linux 5.10 or newer"}
+		return health.Finding{Subject: "pidfd", Required: true, Detail: "pidfd_open: " + err.Error(), Remedy: "use Linux 5.6 or newer"}
 	}
 	unix.Close(fd)
 	return health.Finding{Subject: "pidfd", Required: true, OK: true, Detail: "pidfd_open works"}

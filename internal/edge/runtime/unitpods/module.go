@@ -28,7 +28,7 @@ type module struct {
 	index int
 	uuid  string
 	name  string
-	// podID is the ID of the pod and of its container.
+	// podID is the ID of the pod. In orders it also means the pod's container (docs/adr/0024).
 	podID string
 	// image is the ID of the module's image.
 	image string
