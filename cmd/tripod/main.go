@@ -100,18 +100,32 @@ const (
 	groupEdge = "edge"
 )
 
+// interrupted is the signal that has ended a command, as the cause of its context's end.
+type interrupted unix.Signal
+
+func (i interrupted) Error() string { return unix.Signal(i).String() + " signal received" }
+
 // interruptible makes SIGINT and SIGTERM cancel a client command's context. After such a signal, the program ends with
 // the exit code that shells expect, or with that of a program in a container. A second signal kills the process.
 func interruptible(c *cobra.Command) {
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {
-		ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
-		defer stop()
-		context.AfterFunc(ctx, stop)
+		ctx, end := context.WithCancelCause(c.Context())
+		defer end(nil)
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, unix.SIGINT, unix.SIGTERM)
+		go func() {
+			defer signal.Stop(signals)
+			select {
+			case s := <-signals:
+				end(interrupted(s.(unix.Signal)))
+			case <-ctx.Done():
+			}
+		}()
 		c.SetContext(ctx)
 		err := run(c, args)
-		if err != nil && ctx.Err() != nil && !isSilent(err) {
-			return &cli.ExitError{Code: 128 + int(unix.SIGINT)}
+		if by, ok := errors.AsType[interrupted](context.Cause(ctx)); err != nil && ok && !isSilent(err) {
+			return &cli.ExitError{Code: 128 + int(by)}
 		}
 		return err
 	}

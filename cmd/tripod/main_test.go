@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"io"
 	"log"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/config"
@@ -201,6 +203,29 @@ func TestCommandsOfOtherTools(t *testing.T) {
 		for _, named := range regexp.MustCompile("`tripod ([a-z]+)").FindAllStringSubmatch(text, -1) {
 			if c, _, err := root.Find(named[1:]); err != nil || c.Hidden {
 				t.Errorf("tripod %s: it names the command %q, which does not exist", name, named[1])
+			}
+		}
+	}
+}
+
+// TestInterruptible: a command that a signal has ended has the exit code that shells give for it, unless it has one of its own.
+func TestInterruptible(t *testing.T) {
+	for signal, want := range map[unix.Signal]int{unix.SIGINT: 130, unix.SIGTERM: 143} {
+		for _, own := range []error{nil, &cli.ExitError{Code: 3}} {
+			c := &cobra.Command{SilenceErrors: true, SilenceUsage: true, RunE: func(c *cobra.Command, _ []string) error {
+				if err := unix.Kill(os.Getpid(), signal); err != nil {
+					return err
+				}
+				<-c.Context().Done()
+				return cmp.Or(own, c.Context().Err())
+			}}
+			interruptible(c)
+			c.SetArgs([]string{})
+			if own != nil {
+				want = cli.ExitCode(own)
+			}
+			if got := cli.ExitCode(c.ExecuteContext(t.Context())); got != want {
+				t.Errorf("%s, own error %v: got exit code %d, want %d", signal, own, got, want)
 			}
 		}
 	}
