@@ -76,7 +76,7 @@ func buildGo(ctx context.Context, dir, output string, names bool) ([]byte, error
 		return nil, err
 	}
 	if !artifact.IsRaw(outline) {
-		return nil, fmt.Errorf("%s: the program does not import github.com/tripod-run/tripod/sdk/go (docs/wasm.md, \"A gRPC server in Go\"): %w", dir, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s: the program does not import github.com/tripod-run/tripod/sdk/go (docs/wasm-guests.md, \"A gRPC server in Go\"): %w", dir, errdefs.ErrInvalidArgument)
 	}
 	return binary, nil
 }

@@ -91,17 +91,17 @@ func interfacesIn(table string) []string {
 	return slices.Sorted(slices.Values(all))
 }
 
-// TestProposalsAreDocumented: docs/wasm.md lists the proposals that the host provides, with their versions, and SCOPE.md counts
+// TestProposalsAreDocumented: docs/wasm-guests.md lists the proposals that the host provides, with their versions, and SCOPE.md counts
 // them.
 func TestProposalsAreDocumented(t *testing.T) {
 	if got, want := interfacesIn("| x |\n|---|\n| `wasi:p/a`, `b`, `@1` or `@2` | `c` |\n| `wasi:q/d@3` | |\n"), []string{"wasi:p/a@1", "wasi:p/a@2", "wasi:p/b@1", "wasi:p/b@2", "wasi:q/d@3"}; !slices.Equal(got, want) {
 		t.Fatalf("interfacesIn() = %v, want %v", got, want)
 	}
-	_, rest, _ := strings.Cut(document(t, "docs/wasm.md"), "| interface | what it gives |\n")
+	_, rest, _ := strings.Cut(document(t, "docs/wasm-guests.md"), "| interface | what it gives |\n")
 	table, _, _ := strings.Cut(rest, "\n\n")
 	want := slices.Sorted(slices.Values(wasi.Drafts()))
 	if got := interfacesIn(table); !slices.Equal(got, want) {
-		t.Errorf("docs/wasm.md lists %v, and the host provides %v", got, want)
+		t.Errorf("docs/wasm-guests.md lists %v, and the host provides %v", got, want)
 	}
 	packages := map[string]bool{}
 	for _, name := range want {
@@ -109,7 +109,7 @@ func TestProposalsAreDocumented(t *testing.T) {
 		packages[pkg] = true
 	}
 	numbers := []string{"no", "one", "two", "three", "four", "five", "six", "seven", "eight"}
-	if text := "[" + numbers[len(packages)] + " proposals](docs/wasm.md#interfaces)"; !strings.Contains(document(t, "SCOPE.md"), text) {
+	if text := "[" + numbers[len(packages)] + " proposals](docs/wasm-guests.md#interfaces)"; !strings.Contains(document(t, "SCOPE.md"), text) {
 		t.Errorf("SCOPE.md does not say %q", text)
 	}
 }
