@@ -4,9 +4,14 @@
 // concerns the process as a whole (state directories and their lock, the socket, signals, systemd, the log). It must
 // not contain rules about pods or images; those belong to the parts.
 //
-//	main ── root command ─┬─ daemon ── wiring.go: store, images, network, backends ─▶ node ─▶ cri ─▶ gRPC, edge ─▶ MQTT
-//	                      ├─ orchestrator ── edge
-//	                      ├─ check, config, diag, version
-//	                      ├─ bench ── internal/cli/bench
-//	                      └─ ps, pods, run, exec … ── internal/cli
+//	main ── newRoot ─┬─ daemon ── wiring.go: store, images, network, backends ─▶ node ─▶ cri ─▶ gRPC, edge ─▶ MQTT
+//	                 ├─ sessions ── exec, attach and port-forward; the daemon starts it, and it outlives the daemon
+//	                 ├─ orchestrator ── internal/edge
+//	                 ├─ check, config, diag, version, man
+//	                 ├─ vm, keyvalue ── what the node keeps for machines and components
+//	                 ├─ bench ── internal/cli/bench
+//	                 ├─ ps, pods, run, exec and all others over the CRI socket ── internal/cli (App.Commands)
+//	                 ├─ component, wit, push, call ── internal/cli, without a node
+//	                 ├─ edge ── internal/cli, over MQTT
+//	                 └─ apply, get and others that users of other tools type (elsewhere.go)
 package main

@@ -29,4 +29,8 @@
 //
 // The messages are defined in k8s.io/cri-api v0.37. docs/adr/0002-cri-messages-are-the-spec-language.md explains why
 // the whole program uses them, and docs/adr/0003-errdefs-is-the-error-vocabulary.md explains the errors.
+//
+// # Subpackages
+//
+//	delegate   forwards calls to other CRI endpoints, which stand behind Tripod on the same node
 package cri

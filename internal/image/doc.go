@@ -77,4 +77,10 @@
 // address without TLS that a registry with TLS names (registrytls.go).
 //
 // The package must not know about pods or the CRI, and keeps no state of containers beyond their layers.
+//
+// # Subpackages
+//
+//	policy        decides by signatures which images may run
+//	qcow2         reads and checks the headers of disks, and makes overlays
+//	translation   maps image names that belong to no registry to URLs
 package image

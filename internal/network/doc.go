@@ -32,4 +32,10 @@
 //
 // It knows nothing about pods beyond Attachment and keeps no pod state. Outside its directories and namespaces, it
 // changes only the addresses of the default bridge and the rules of its subnets (firewall.go); CNI plugins may change more.
+//
+// # Subpackages
+//
+//	builtin     does the work of the reference CNI plugins in this process
+//	iptables    runs the iptables programs; one execution applies several rules
+//	netthread   runs functions inside a network namespace
 package network

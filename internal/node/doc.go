@@ -25,4 +25,8 @@
 //
 // The package must not know about any concrete backend or control plane; cmd/tripod connects them to the node. Read
 // node.go first, then sandbox_run.go.
+//
+// # Subpackages
+//
+//	store   keeps the records on disk, in one bbolt file
 package node

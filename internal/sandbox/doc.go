@@ -19,7 +19,14 @@
 // (docs/adr/0002-cri-messages-are-the-spec-language.md). Errors are those of github.com/containerd/errdefs
 // (docs/adr/0003-errdefs-is-the-error-vocabulary.md).
 //
-// Backends live below this package (internal/sandbox/linux, …/vm, …/wasm). They never import each other or a control
-// plane. They share internal/sandbox/ledger, which keeps track of their containers, and internal/sandbox/fields, which
-// checks CRI fields. The package's Example is a complete backend in two hundred lines.
+// Backends live below this package, share ledger and fields, and never import each other or a control plane. The package's
+// Example is a complete backend in two hundred lines.
+//
+// # Subpackages
+//
+//	linux    pods of OCI containers, by crun or runc and conmon
+//	vm       machines as containers, and containers in machines
+//	wasm     WebAssembly components
+//	ledger   keeps track of the containers of one kind
+//	fields   checks the CRI fields that mean the same for every kind
 package sandbox

@@ -32,4 +32,8 @@
 // the record, and recurses. The memory for the first pass is reused, so a conversion allocates only its result.
 // Encoding also takes two passes: the first measures, the second writes. As a result, a long bytes field is copied only
 // once in either direction.
+//
+// # Subpackages
+//
+//	protosource   compiles .proto files to descriptors, without protoc
 package protowit

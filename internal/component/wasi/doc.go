@@ -8,7 +8,7 @@
 //	streams.go, files.go … functions ──┘
 //
 // Besides WASI 0.2, the package implements proposals, in the versions that toolchains know (Drafts): wasi:config,
-// wasi:keyvalue, wasi:blobstore and wasi:logging.
+// wasi:keyvalue, wasi:blobstore, wasi:logging and wasi:messaging.
 //
 //	State: the host's data for one instance, that is, the table of its resources and a channel that wakes the guest
 //

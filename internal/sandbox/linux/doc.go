@@ -24,5 +24,12 @@
 // namespace, which needs an init process (docs/adr/0006).
 //
 // The package must not set up networking (it receives the network namespace), decide states (the node does), or know
-// how images are stored (ImageStore). Its internal package spec builds the OCI specification.
+// how images are stored (ImageStore).
+//
+// # Subpackages
+//
+//	internal/spec       builds the OCI specification of a container
+//	internal/apparmor   loads the default AppArmor profile, and finds which profiles the kernel has
+//	internal/selinux    assigns SELinux labels to pods and containers, and relabels volumes
+//	internal/notifier   reports the system calls that a container's seccomp profile forbids
 package linux

@@ -1,6 +1,9 @@
-// Package vm runs unit pods. The single container of such a pod is a virtual machine. The container's image holds the
-// machine's disk or kernel. The package combines the image, the pod's network, cloud-init, the console and the guest's
-// agent into a definition. A driver (internal/sandbox/vm/internal/machine) runs the machine from that definition.
+// Package vm runs pods in virtual machines. It has two backends. Backend runs unit pods whose single container is a
+// machine: the container's image holds the machine's disk or kernel. OCI runs the OCI containers of a pod in a machine of
+// the pod's own, which is a unit pod of Backend (oci.go).
+//
+// Backend combines the image, the pod's network, cloud-init, the console and the guest's agent into a definition. A driver
+// (internal/sandbox/vm/internal/machine) runs the machine from that definition.
 //
 //	node ──▶ Backend                                    <Root>/pods/<id>/              survives a reboot
 //	           │ CreateSandbox                              root.qcow2                 overlay on the image's disk
@@ -24,4 +27,28 @@
 //
 // Begin with Open, which chooses the driver and finds the programs. The Backend does not know which driver it has. The
 // package must not decide states (the node does) or make the pod's network, which exists before the backend is called.
+//
+// # Subpackages
+//
+//	guestagent             tripod-agent, which serves the host in the guest
+//	guestinit              tripod-init, the first process of a guest with containers
+//	guestnode              the part of tripod-guest that runs the containers in such a guest
+//	vmwrap                 tripod-vmwrap, which libvirt executes in place of QEMU
+//	internal/machine       the contract between the backend and the drivers
+//	internal/qemu          the driver qmp: QEMU processes that it starts itself
+//	internal/libvirt       the driver libvirt: domains of a libvirtd
+//	internal/qmp           the QEMU Machine Protocol
+//	internal/confine       starts QEMU and virtiofsd, confined
+//	internal/agent         the host's side of tripod-agent
+//	internal/guestapi      what the daemon and tripod-guest say to each other
+//	internal/identity      random numbers and a clock for a guest that continues from a saved state
+//	internal/annotations   parses a pod's annotations about its machine
+//	internal/cloudinit     makes the disk that configures a guest at its first boot
+//	internal/iso9660       makes ISO 9660 images, for cloud-init and the agent
+//	internal/console       connects the serial console to the log and to attached clients
+//	internal/tap           gives the pod's network to the machine
+//	internal/virtiofsd     shares directories of the node with a machine
+//	internal/rootdisk      keeps a root disk on a block device of the node
+//	internal/bootdisk      finds out how a disk boots, and defects that a BIOS misses
+//	internal/firmware      finds the node's UEFI firmware
 package vm

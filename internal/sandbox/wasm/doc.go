@@ -37,15 +37,20 @@
 // # Subpackages
 //
 //	program               tripod-wasm: its arguments, the start of a worker, the compiler
+//	codelayer             signed layers with compiled code, which an image brings along
 //	artifact              components in OCI registries: built by tripod push, opened from the image store
 //	internal/workerapi    the protocol between daemon and worker
 //	internal/worker       the pods of a worker; runs guests with internal/component
 //	internal/dataplane    requests: gRPC, gRPC-Web, Connect and HTTP, over HTTP/1.1 to HTTP/3
+//	internal/h2           the HTTP/2 server of dataplane
+//	internal/grpcclient   the outgoing gRPC calls of guests
+//	internal/redis        pairs of wasi:keyvalue in a Redis server
+//	internal/nodestore    pairs of wasi:keyvalue on the node
 //	internal/egress       which connections a guest can open, and the protocol between worker and dialer
 //	internal/dialer       opens these connections in the pods' network namespaces; a process of its own
 //	internal/lockdown     drops a worker's privileges
 //	internal/router       requests at addresses of the node
 //	internal/collector    metrics of components for Prometheus
 //
-// Packages program and worker import the engine, so the daemon never imports them.
+// Packages program, worker and grpcclient depend on the engine, so the daemon never imports them.
 package wasm

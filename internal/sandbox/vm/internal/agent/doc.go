@@ -11,4 +11,8 @@
 //
 // Input from the guest is not trusted: wire bounds frames, windows and streams, and this package limits the length of
 // texts. The package must not know about pods or containers.
+//
+// # Subpackages
+//
+//	wire   the protocol with the guest: frames on one byte stream, and streams in the frames
 package agent
