@@ -129,9 +129,16 @@ test-attack: build images ## run hostile containers, components, machines, image
 	TRIPOD_TEST_FULL=1 $(GOTEST) -v ./test/attack/...
 
 .PHONY: test-templates
-test-templates: build images build/wheels/downloaded build/bindgen/downloaded ## test the components that `tripod component new` writes, in each language (9 min; installs Node.js, Python's venv, clang, Debian's Rust, packages of npm and PyPI, and crates)
+test-templates: build images build/npm/downloaded build/wheels/downloaded build/bindgen/downloaded ## test the components that `tripod component new` writes, in each language (9 min; installs Node.js, Python's venv, clang, Debian's Rust, packages of npm and PyPI, and crates)
 	@command -v npm >/dev/null || hack/setup.sh templates
 	TRIPOD_TEST_TEMPLATES=1 $(GOTEST) -run '^TestWasm(Template|PythonServer|ComponentNew(C|Python|Rust))' ./test/e2e
+
+# What new components in JavaScript install, in npm's cache: the tests' namespaces have no way to npm.
+build/npm/downloaded: $(wildcard internal/cli/scaffold/templates/js/package*) | build
+	@command -v npm >/dev/null || hack/setup.sh templates
+	rm -rf build/npm
+	npm_config_cache=$(CURDIR)/build/npm/cache build/bin/tripod component new --lang js build/npm/echo examples/wasm/echo-c/echo.proto
+	touch $@
 
 # What new components in Python install: the tests' namespaces have no way to PyPI.
 build/wheels/downloaded: internal/cli/scaffold/templates/python/requirements.txt.tmpl

@@ -23,7 +23,7 @@ func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Log
 	if c.Tracing.Endpoint == "" {
 		return nil
 	}
-	t, err := metrics.NewTracing(ctx, c.Tracing.Endpoint, log.With("part", "tracing"))
+	t, err := metrics.NewTracing(ctx, c.Tracing.Endpoint, version, log.With("part", "tracing"))
 	if err != nil {
 		return err
 	}
@@ -40,13 +40,17 @@ func (o *observers) spans() func([]byte) {
 	return o.tracing.Forward
 }
 
-// serverOptions returns the interceptors that count CRI calls. They must be the outermost ones, to see the calls' final
-// codes.
+// serverOptions returns what records CRI calls: a span for each, and interceptors that count them. They must be the outermost
+// ones, to see the calls' final codes.
 func (o *observers) serverOptions() []grpc.ServerOption {
-	if o.metrics == nil {
-		return nil
+	var options []grpc.ServerOption
+	if o.tracing != nil {
+		options = append(options, o.tracing.ServerOption())
 	}
-	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(o.metrics.Interceptor()), grpc.ChainStreamInterceptor(o.metrics.StreamInterceptor())}
+	if o.metrics != nil {
+		options = append(options, grpc.ChainUnaryInterceptor(o.metrics.Interceptor()), grpc.ChainStreamInterceptor(o.metrics.StreamInterceptor()))
+	}
+	return options
 }
 
 // openMetrics serves metrics, if configured. Call it after opening the node.

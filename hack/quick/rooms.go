@@ -63,6 +63,7 @@ var rooms = []room{
 	{dirs: []string{"internal/metrics"}, e2e: `^Test(Metrics|WasmMetrics|EdgeMetrics)$`, dependents: leaf},
 	{dirs: []string{"internal/connlimit"}, e2e: `^TestC11`, dependents: leaf},
 	{dirs: []string{"internal/guard"}, e2e: `^TestN12PanicEndsItsRequest$`, dependents: leaf},
+	{dirs: []string{"internal/spans"}, e2e: `^TestSpansOfCalls$`, dependents: leaf},
 	{dirs: []string{"internal/health"}, e2e: `^Test(RuntimeInfo|NetworkNotReady)$`, dependents: leaf},
 	{dirs: []string{"internal/process", "internal/fdpass"}, e2e: `^Test(Exit|Process|ExecSync|FaultN13)`, crash: `^TestN2InitProcessIsKilled$`, dependents: leaf},
 	{dirs: []string{"internal/synced"}, e2e: `^TestSyncedWrites$`, dependents: leaf},

@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/policy"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 // authSeed seeds the hashes of logins, which are part of the keys of flights.
@@ -41,7 +42,7 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 		auth = *opts.Auth
 	}
 	key := fmt.Sprintf("%s %x", named, maphash.Comparable(authSeed, auth))
-	img, err := s.flights.do(ctx, s.base, key, opts.OnProgress, func(ctx context.Context, t *tracker) (Image, error) {
+	img, err := s.flights.do(ctx, spans.Follow(s.base, ctx), key, opts.OnProgress, func(ctx context.Context, t *tracker) (Image, error) {
 		var img Image
 		var err error
 		if name, ok := s.translated(named); ok {
@@ -84,7 +85,9 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	if p.requires, err = s.requirements(named); err != nil {
 		return Image{}, err
 	}
-	target, err := p.resolve(ctx, auth)
+	resolve, end := spans.Start(ctx, "image.resolve", spans.String("image", named.String()))
+	target, err := p.resolve(resolve, auth)
+	end(err)
 	if err != nil {
 		return Image{}, err
 	}

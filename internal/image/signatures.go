@@ -20,6 +20,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/policy"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 // ErrSignature is wrapped by the error of a pull that the signature policy refuses, or that cannot be decided because
@@ -76,16 +77,17 @@ func refusal(err error) error {
 
 // admit checks an image against the signature policy before its content is fetched. The subjects are the digests that
 // the reference resolved to: of an index, if there is one, and of the manifest.
-func (p *puller) admit(ctx context.Context, subjects ...digest.Digest) error {
+func (p *puller) admit(ctx context.Context, subjects ...digest.Digest) (err error) {
 	if p.requires == nil {
 		return nil
 	}
+	ctx, end := spans.Start(ctx, "image.verify")
+	defer func() { end(err) }()
 	if len(subjects) == 2 && subjects[0] == subjects[1] {
 		subjects = subjects[:1]
 	}
 	defer p.tracker.busy()()
 	var found policy.Signatures
-	var err error
 	if p.requires.NeedsSimple() {
 		found.Simple, err = policy.Lookaside(ctx, lookasideClient, p.cfg.RegistriesDir, p.named, subjects)
 	}

@@ -203,7 +203,7 @@ func batch(t *testing.T, resource, span string) []byte {
 
 func TestSpansReachTheCollector(t *testing.T) {
 	s := &sink{}
-	tracing, err := NewTracing(t.Context(), startSink(t, s), slog.New(slog.DiscardHandler))
+	tracing, err := NewTracing(t.Context(), startSink(t, s), "v1", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 // bounded.
 func TestCollectorThatHangs(t *testing.T) {
 	s := &sink{hold: make(chan struct{})}
-	tracing, err := NewTracing(t.Context(), startSink(t, s), slog.New(slog.DiscardHandler))
+	tracing, err := NewTracing(t.Context(), startSink(t, s), "v1", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +252,7 @@ func TestCollectorThatHangs(t *testing.T) {
 
 func TestBadEndpoints(t *testing.T) {
 	for _, endpoint := range []string{"", "localhost:4317", "http://localhost", "ftp://localhost:1", "::"} {
-		if _, err := NewTracing(t.Context(), endpoint, slog.New(slog.DiscardHandler)); !errdefs.IsInvalidArgument(err) {
+		if _, err := NewTracing(t.Context(), endpoint, "v1", slog.New(slog.DiscardHandler)); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("NewTracing(%q) = %v, want an invalid argument", endpoint, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 // rollbackTimeout limits how long a failed Setup works on its roll-back before it returns. The roll-back continues even
@@ -134,7 +135,10 @@ func (m *Manager) attach(ctx context.Context, rec *record, makeNetns func(pin st
 
 func (m *Manager) add(ctx context.Context, rec *record) (types.Result, error) {
 	defer m.excludeGC()()
-	return m.cni.AddNetworkList(ctx, rec.list, rec.runtimeConf(m.netnsPath(rec.key)))
+	ctx, end := spans.Start(ctx, "cni.add", spans.String("cni.network", rec.list.Name))
+	result, err := m.cni.AddNetworkList(ctx, rec.list, rec.runtimeConf(m.netnsPath(rec.key)))
+	end(err)
+	return result, err
 }
 
 // rollback undoes a failed Setup, even if ctx has ended. It returns the error for Setup's caller, which contains the

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 var teardownDel = failpoint.New("network.teardown.del")
@@ -102,7 +103,9 @@ func (m *Manager) del(ctx context.Context, rec *record) error {
 	}
 	m.firewall.ports.Delete(rec.key) // no rules are restored any more, even if a plugin fails
 	defer m.excludeGC()()
-	return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
+	return spans.Run(ctx, "cni.del", func(ctx context.Context) error {
+		return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
+	}, spans.String("cni.network", rec.list.Name))
 }
 
 // substituteRecord makes a record to use in place of a damaged one. A plugin finds a pod's resources by the container

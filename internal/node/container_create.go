@@ -14,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 var (
@@ -185,7 +186,11 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 	if err := p.adjustContainer(ctx, c); err != nil {
 		return err
 	}
-	resolved, err := p.backendOf(c).CreateContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
+	var resolved sandbox.Resolved
+	err := p.step(ctx, "backend.create-container", func(ctx context.Context) (err error) {
+		resolved, err = p.backendOf(c).CreateContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
+		return err
+	})
 	if err != nil {
 		return err
 	}

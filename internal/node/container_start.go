@@ -66,7 +66,10 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 		if err := p.node.Hooks.StartContainer(ctx, rec, c); err != nil {
 			return err
 		}
-		if err := p.backendOf(c).StartContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
+		err := p.step(ctx, "backend.start-container", func(ctx context.Context) error {
+			return p.backendOf(c).StartContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
+		})
+		if err != nil {
 			return err
 		}
 		return failStartEffect.Hit(ctx)

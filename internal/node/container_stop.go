@@ -77,7 +77,10 @@ func (p *livePod) endContainer(ctx context.Context, id string, grace time.Durati
 
 // stopAndCommit makes the backend stop the container and commits Stopped.
 func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, grace time.Duration) error {
-	if err := p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace); err != nil {
+	err := p.step(ctx, "backend.stop-container", func(ctx context.Context) error {
+		return p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace)
+	})
+	if err != nil {
 		return fmt.Errorf("stop container %s: %w", c.ID, err)
 	}
 	if err := failStopEffect.Hit(ctx); err != nil {
@@ -210,7 +213,10 @@ func (p *livePod) finishRemove(ctx context.Context, id string) error {
 		return nil
 	}
 	p.node.Hooks.RemoveContainer(ctx, rec, c)
-	if err := p.backendOf(c).RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
+	err := p.step(ctx, "backend.remove-container", func(ctx context.Context) error {
+		return p.backendOf(c).RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
+	})
+	if err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
 	done := failRemoveEffect

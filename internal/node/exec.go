@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 // Exec runs a program in a running container and returns its exit code. Errors: ErrNotFound, ErrFailedPrecondition (not
@@ -19,7 +20,10 @@ func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (in
 	if err != nil {
 		return 0, err
 	}
-	return execer.Exec(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
+	ctx, end := spans.Start(ctx, "backend.exec", spans.Pod(rec.ID))
+	code, err := execer.Exec(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
+	end(err)
+	return code, err
 }
 
 // Attach connects the client to the stdio of a running container. It returns when the container exits or the client

@@ -65,7 +65,8 @@ func (p *livePod) removeKilled(ctx context.Context) error {
 		return err
 	}
 	p.node.Hooks.RemovePod(ctx, rec)
-	if err := p.backend.RemoveSandbox(ctx, rec.sandboxPod()); err != nil {
+	err := p.step(ctx, "backend.remove-sandbox", func(ctx context.Context) error { return p.backend.RemoveSandbox(ctx, rec.sandboxPod()) })
+	if err != nil {
 		return err
 	}
 	if err := failRemoveSandboxEffect.Hit(ctx); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 var (
@@ -87,6 +88,11 @@ func (n *Node) reserve(config *runtimeapi.PodSandboxConfig, handler, alias strin
 	})
 }
 
+// step runs a step of an order as a span.
+func (p *livePod) step(ctx context.Context, name string, run func(context.Context) error) error {
+	return spans.Run(ctx, name, run, spans.Pod(p.id), spans.String("tripod.handler", p.rec.Load().Handler))
+}
+
 // newLivePod returns the pool's entry for a record.
 func (n *Node) newLivePod(record *Pod, backend sandbox.Backend) *livePod {
 	p := &livePod{
@@ -138,7 +144,9 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	}
 	made := p.rec.Load().clone()
 	if !hostNetwork(made.Config) {
-		result, err := p.node.Network.Setup(ctx, p.attachment(made))
+		setup, end := spans.Start(ctx, "network.setup", spans.Pod(p.id))
+		result, err := p.node.Network.Setup(setup, p.attachment(made))
+		end(err)
 		if err != nil {
 			return fmt.Errorf("set up the pod's network: %w", err)
 		}
@@ -147,7 +155,8 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	if err := failRunNetwork.Hit(ctx); err != nil {
 		return err
 	}
-	if err := p.backend.CreateSandbox(ctx, made.sandboxPod()); err != nil {
+	err := p.step(ctx, "backend.create-sandbox", func(ctx context.Context) error { return p.backend.CreateSandbox(ctx, made.sandboxPod()) })
+	if err != nil {
 		return err
 	}
 	if err := p.node.Hooks.RunPod(ctx, made); err != nil {
@@ -156,7 +165,7 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	if err := failRunBackend.Hit(ctx); err != nil {
 		return err
 	}
-	err := p.commit(func(next *Pod) error {
+	err = p.commit(func(next *Pod) error {
 		next.State, next.Intent, next.Netns, next.IPs = Initiated, "", made.Netns, made.IPs
 		return nil
 	})
@@ -201,7 +210,8 @@ func (p *livePod) releaseNetwork(ctx context.Context, rec *Pod) error {
 	if hostNetwork(rec.Config) {
 		return nil
 	}
-	if err := p.node.Network.Teardown(ctx, attachment(rec)); err != nil {
+	err := p.step(ctx, "network.release", func(ctx context.Context) error { return p.node.Network.Teardown(ctx, attachment(rec)) })
+	if err != nil {
 		return fmt.Errorf("release the network of pod %s: %w", p.id, err)
 	}
 	return nil

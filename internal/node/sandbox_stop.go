@@ -87,7 +87,8 @@ func (p *livePod) kill(ctx context.Context) error {
 	if err := failStopSandboxContainers.Hit(ctx); err != nil {
 		return err
 	}
-	if err := p.backend.StopSandbox(ctx, p.rec.Load().sandboxPod()); err != nil {
+	err := p.step(ctx, "backend.stop-sandbox", func(ctx context.Context) error { return p.backend.StopSandbox(ctx, p.rec.Load().sandboxPod()) })
+	if err != nil {
 		return err
 	}
 	if err := p.announce(func(next *Pod) error { next.State = Killed; return nil }); err != nil {

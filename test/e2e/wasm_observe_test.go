@@ -1,19 +1,13 @@
 package e2e
 
 import (
-	"context"
 	"encoding/hex"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 
-	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	trace "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/tripod-run/tripod/test/harness"
@@ -77,48 +71,10 @@ func TestWasmMetrics(t *testing.T) {
 	holds(counted)
 }
 
-// spanSink is an OpenTelemetry collector that stores spans.
-type spanSink struct {
-	collector.UnimplementedTraceServiceServer
-	mu    sync.Mutex
-	spans []*trace.Span
-}
-
-func (s *spanSink) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, rs := range r.ResourceSpans {
-		for _, ss := range rs.ScopeSpans {
-			s.spans = append(s.spans, ss.Spans...)
-		}
-	}
-	return &collector.ExportTraceServiceResponse{}, nil
-}
-
-// find returns the span with a name, or nil.
-func (s *spanSink) find(name string) *trace.Span {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, span := range s.spans {
-		if span.Name == name {
-			return span
-		}
-	}
-	return nil
-}
-
 // TestWasmTracing: the collector receives a request's span, whose parent is the caller's span.
 func TestWasmTracing(t *testing.T) {
-	sink := &spanSink{}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	collector.RegisterTraceServiceServer(server, sink)
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
-	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("tracing.endpoint", "http://"+l.Addr().String()))
+	sink, endpoint := startSpanSink(t)
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("tracing.endpoint", endpoint))
 	_, s := startComponent(t, d, harness.GreeterC, greeter)
 	const traceID, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 	ctx := metadata.AppendToOutgoingContext(s.context(), "traceparent", "00-"+traceID+"-"+parent+"-01")

@@ -35,14 +35,17 @@ func templatesOnly(t *testing.T) {
 	}
 }
 
-// usePackages uses the packages of Python and the tool of C and Rust in the directories that `make test-templates` has filled, because PyPI
-// and crates.io are out of reach.
+// usePackages uses the packages of JavaScript and Python and the tool of C and Rust in the directories that `make test-templates` has
+// filled, because npm, PyPI and crates.io are out of reach.
 func usePackages(t *testing.T, lang string) {
 	t.Helper()
-	dir := filepath.Join(harness.Root(), "build", map[string]string{"c": "bindgen", "python": "wheels", "rust": "bindgen"}[lang])
+	dir := filepath.Join(harness.Root(), "build", map[string]string{"c": "bindgen", "js": "npm", "python": "wheels", "rust": "bindgen"}[lang])
 	switch lang {
 	case "c", "rust":
 		t.Setenv("XDG_CACHE_HOME", dir)
+	case "js":
+		t.Setenv("npm_config_cache", filepath.Join(dir, "cache"))
+		t.Setenv("npm_config_offline", "true")
 	case "python":
 		t.Setenv("PIP_NO_INDEX", "1")
 		t.Setenv("PIP_FIND_LINKS", dir)

@@ -18,6 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 var (
@@ -118,11 +119,13 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	var got launched
 	var began time.Time
 	err := guard.Call(b.log, "StartContainer", func() (err error) {
-		got, err = b.conmon.start(ctx, launch{
+		create, end := spans.Start(ctx, "oci.create", spans.String("oci.runtime", filepath.Base(b.runtime.path)))
+		got, err = b.conmon.start(create, launch{
 			id: h.ID, bundle: b.bundleOf(h), logPath: s.LogPath,
 			stdin: c.Config.GetStdin(), stdinOnce: c.Config.GetStdinOnce(), tty: c.Config.GetTty(),
 			foreign: p.IDMap() != nil,
 		}, b.cfg, b.runtime)
+		end(err)
 		if err != nil {
 			return err
 		}
@@ -133,7 +136,10 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 			return err
 		}
 		began = time.Now()
-		if err := b.runtime.start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0); err != nil {
+		err = spans.Run(ctx, "oci.start", func(ctx context.Context) error {
+			return b.runtime.start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0)
+		})
+		if err != nil {
 			return err
 		}
 		return fpStarted.Hit(ctx)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 // volatile is the overlayfs mount option that keeps the kernel from syncing the upper directory, where a container's
@@ -140,7 +141,9 @@ func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 }
 
 // prepareLayer creates the container's writable layer.
-func (b *Backend) prepareLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+func (b *Backend) prepareLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (err error) {
+	ctx, end := spans.Start(ctx, "layer.prepare")
+	defer func() { end(err) }()
 	if _, err := b.images.Prepare(ctx, snapshotPrefix+c.ID, c.ImageID, map[string]string{"pod": p.ID}); err != nil {
 		return fmt.Errorf("root file system of image %s: %w", c.ImageID, err)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 var (
@@ -65,14 +66,16 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		return sandbox.Resolved{}, err
 	}
 	defer o.files.Close()
-	if err := b.makeDisks(ctx, o); err != nil {
+	err = spans.Run(ctx, "vm.disks", func(ctx context.Context) error { return b.makeDisks(ctx, o) })
+	if err != nil {
 		return sandbox.Resolved{}, err
 	}
 	definition, err := b.definition(o)
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
-	if err := b.chooseTemplate(ctx, p, &definition); err != nil {
+	err = spans.Run(ctx, "vm.template", func(ctx context.Context) error { return b.chooseTemplate(ctx, p, &definition) })
+	if err != nil {
 		b.log.Warn("a machine boots instead of continuing from a template", "container", c.ID, "err", err)
 	}
 	if err := b.cfg.Driver.Define(ctx, definition); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/console"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
+	"github.com/tripod-run/tripod/internal/spans"
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
@@ -44,7 +45,10 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 		return b.refuseStart(ctx, h, err)
 	}
 	began := time.Now()
-	if err := guard.Call(b.log, "StartContainer", func() error { return b.run(ctx, h, l) }); err != nil {
+	err = spans.Run(ctx, "vm.start", func(ctx context.Context) error {
+		return guard.Call(b.log, "StartContainer", func() error { return b.run(ctx, h, l) })
+	})
+	if err != nil {
 		if b.templates != nil && errors.Is(err, machine.ErrSaved) && ctx.Err() == nil {
 			b.templates.failed(templateOf(h), began, errors.Is(err, machine.ErrRefused))
 			return b.bootInstead(ctx, p, c, h, l, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/spans"
 )
 
 var (
@@ -107,9 +108,11 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 
 // load loads a component into a worker, unless the component is already loaded. If the worker refuses the code because
 // the code is damaged or was compiled for another engine, load compiles the component again, once.
-func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string, mode codeMode) (workerapi.Loaded, error) {
+func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string, mode codeMode) (loaded workerapi.Loaded, err error) {
 	from := b.cache.layers.source(ctx, a)
-	loaded, err := b.loadOnce(ctx, w, from, description, mode)
+	ctx, end := spans.Start(ctx, "worker.load", spans.String("component", a.Wasm.Digest.String()))
+	defer func() { end(err) }()
+	loaded, err = b.loadOnce(ctx, w, from, description, mode)
 	if errdefs.IsFailedPrecondition(err) {
 		b.log.Warn("worker refused the code; compiling again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
 		b.cache.forget(from)

@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/spans"
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
@@ -97,7 +98,9 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		if err := fpIntent.Hit(ctx); err != nil {
 			return err
 		}
-		status, err = w.conn().Start(ctx, spec)
+		start, end := spans.Start(ctx, "worker.start", spans.String("worker", w.name))
+		defer func() { end(err) }()
+		status, err = w.conn().Start(start, spec)
 		if !errdefs.IsNotFound(err) {
 			return err
 		}
