@@ -54,6 +54,9 @@ func builtFromSources(t *testing.T, dir string) {
 		listed[name] = sum
 	}
 	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
+		if name == "greeter-python" { // it has no binary here
+			return fs.SkipDir
+		}
 		if err != nil || d.IsDir() || name == "SHA256SUMS" || filepath.Ext(name) == ".md" {
 			return err
 		}
