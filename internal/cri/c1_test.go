@@ -249,6 +249,30 @@ func TestC1_UnknownHandler(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "runtime_handler", "no runtime for handler", "nope", "linux")
 	_, err = d.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "busybox", RuntimeHandler: "nope"}})
 	wantCode(t, err, codes.InvalidArgument, "image.runtime_handler", "nope")
+	c := containerConfig("c")
+	c.Image.RuntimeHandler = "nope"
+	_, err = d.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: d.pod(t, "p"), Config: c})
+	wantCode(t, err, codes.InvalidArgument, "config.image.runtime_handler", "no runtime for handler", "nope", "linux")
+}
+
+// A request asks only the backend that it names whether it is ready: another one can be slow to answer.
+func TestOtherHandlersAreNotAsked(t *testing.T) {
+	d := open(t)
+	image := &runtimeapi.ImageSpec{Image: "busybox", RuntimeHandler: "linux"}
+	_, err := d.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: image})
+	must(t, err)
+	pod, err := d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: podConfig("p"), RuntimeHandler: "linux"})
+	must(t, err)
+	d.container(t, pod.GetPodSandboxId(), "c", func(c *runtimeapi.ContainerConfig) {
+		c.Image = image
+		c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/a", HostPath: "/b", Readonly: true, RecursiveReadOnly: true}}
+	})
+	wantEqual(t, "questions to another backend", d.asked.Load(), 0)
+	_, err = d.RuntimeServiceClient.Status(t.Context(), &runtimeapi.StatusRequest{})
+	must(t, err)
+	if d.asked.Load() == 0 {
+		t.Error("Status did not ask the backend whether it is ready")
+	}
 }
 
 // A handler whose backend is missing on this node is no mistake of the caller.

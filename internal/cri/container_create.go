@@ -20,7 +20,7 @@ func (s *Server) CreateContainer(ctx context.Context, req *runtimeapi.CreateCont
 	if err := validateContainerConfig(req.GetConfig()); err != nil {
 		return nil, err
 	}
-	if err := s.checkHandler("config.image.runtime_handler", req.GetConfig().GetImage().GetRuntimeHandler()); err != nil {
+	if err := s.checkImageHandler("config.image", req.GetConfig().GetImage()); err != nil {
 		return nil, err
 	}
 	pod, err := s.node.Pod(req.GetPodSandboxId())
@@ -57,10 +57,6 @@ func (s *Server) checkAgainstPod(pod *node.Pod, c *runtimeapi.ContainerConfig) e
 }
 
 func (s *Server) recursiveReadOnly(handler string) bool {
-	for _, h := range s.node.Handlers() {
-		if h.Name == handler {
-			return h.Capabilities.RecursiveReadOnlyMounts
-		}
-	}
-	return false
+	_, can, err := s.node.Handler(handler)
+	return err == nil && can.RecursiveReadOnlyMounts
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,8 @@ type door struct {
 	socket  string
 	log     *syncBuffer
 	record  *store.Store
+	// asked counts the questions whether the backend "unit" is ready.
+	asked atomic.Int32
 	// options are further options of the gRPC server.
 	options []grpc.ServerOption
 }
@@ -75,9 +78,10 @@ func (d *door) newServer(t testing.TB) *Server {
 	} {
 		b, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: can})
 		must(t, err)
-		backends[handler] = b
 		if handler == "linux" {
-			d.backend = b
+			d.backend, backends[handler] = b, b
+		} else {
+			backends[handler] = counted{b, &d.asked}
 		}
 	}
 	d.node, err = node.Open(t.Context(), node.Config{
@@ -94,6 +98,14 @@ func (d *door) newServer(t testing.TB) *Server {
 		Logger: slog.New(slog.NewTextHandler(d.log, &slog.HandlerOptions{Level: slog.LevelError})),
 	})
 }
+
+// counted is a backend that counts the questions whether it is ready.
+type counted struct {
+	*fake.Backend
+	asked *atomic.Int32
+}
+
+func (c counted) Ready() error { c.asked.Add(1); return nil }
 
 func (d *door) serve(t testing.TB) {
 	t.Helper()

@@ -22,7 +22,7 @@ func (s *Server) pullImage(ctx context.Context, req *runtimeapi.PullImageRequest
 	if err := validateImageSpec("image", req.GetImage()); err != nil {
 		return nil, err
 	}
-	if err := s.checkHandler("image.runtime_handler", req.GetImage().GetRuntimeHandler()); err != nil {
+	if err := s.checkImageHandler("image", req.GetImage()); err != nil {
 		return nil, err
 	}
 	img, err := s.images.Pull(ctx, req.GetImage().GetImage(), image.PullOptions{Auth: login(req.GetAuth()), OnProgress: report})
@@ -30,6 +30,17 @@ func (s *Server) pullImage(ctx context.Context, req *runtimeapi.PullImageRequest
 		return nil, pullError(ctx, err)
 	}
 	return &runtimeapi.PullImageResponse{ImageRef: img.ID}, nil
+}
+
+// checkImageHandler rejects an image for a handler that this node does not have. The handler need not be ready.
+func (s *Server) checkImageHandler(field string, spec *runtimeapi.ImageSpec) error {
+	if spec.GetRuntimeHandler() == "" {
+		return nil
+	}
+	if _, _, err := s.node.Handler(spec.GetRuntimeHandler()); err != nil {
+		return fmt.Errorf("%s.runtime_handler: %w", field, err)
+	}
+	return nil
 }
 
 // pullError adds to err the name by which the kubelet recognises a refused signature or an unreachable registry, unless

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -152,12 +153,22 @@ func (n *Node) Handlers() []HandlerInfo {
 	return infos
 }
 
-// CheckMissing returns an error with the reason if the node knows the handler but does not offer it, otherwise nil.
-func (n *Node) CheckMissing(handler string) error {
-	if why := n.Missing[handler]; why != nil {
-		return fmt.Errorf("no runtime handler %q on this node: %v: %w", handler, why, errdefs.ErrFailedPrecondition)
+// Handler finds a handler by its name or an alias, whether it is ready or not; the empty name means the default handler. It
+// returns the handler's own name. Errors: ErrInvalidArgument for an unknown name; ErrFailedPrecondition, with the reason, if
+// the node knows the handler but does not offer it.
+func (n *Node) Handler(name string) (string, sandbox.Capabilities, error) {
+	handler := cmp.Or(name, n.DefaultHandler)
+	handler = cmp.Or(n.Aliases[handler], handler)
+	if b := n.Backends[handler]; b != nil {
+		return handler, b.Capabilities(), nil
 	}
-	return nil
+	if why := n.Missing[handler]; why != nil {
+		return "", sandbox.Capabilities{}, fmt.Errorf("no runtime handler %q on this node: %v: %w", handler, why, errdefs.ErrFailedPrecondition)
+	}
+	names := slices.AppendSeq(slices.Collect(maps.Keys(n.Backends)), maps.Keys(n.Aliases))
+	slices.Sort(names)
+	return "", sandbox.Capabilities{}, fmt.Errorf("no runtime for handler %q is configured, only for %q; "+
+		"node.handler_aliases in the configuration adds names for them: %w", handler, names, errdefs.ErrInvalidArgument)
 }
 
 // ready returns nil if a handler can run new pods, or the reason why it cannot.
@@ -239,20 +250,6 @@ func (n *Node) Close() error {
 		return fmt.Errorf("orders are still under way %s after they were cancelled: %w", closePatience, errdefs.ErrUnavailable)
 	}
 	return nil
-}
-
-// backend finds a handler's backend by name or alias; the empty name means the default handler.
-func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
-	handler = cmp.Or(handler, n.DefaultHandler)
-	handler = cmp.Or(n.Aliases[handler], handler)
-	b := n.Backends[handler]
-	if b == nil {
-		return "", nil, cmp.Or(n.CheckMissing(handler), fmt.Errorf("no runtime handler %q on this node: %w", handler, errdefs.ErrInvalidArgument))
-	}
-	if err := n.handlerErrors.get(handler); err != nil {
-		return "", nil, notReady(handler, err)
-	}
-	return handler, b, nil
 }
 
 // orderPod finds the pod that an order is for, by its ID or a unique prefix. It fails if the pod's backend accepts no

@@ -31,16 +31,19 @@ func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConf
 		return "", fmt.Errorf("the sandbox has no metadata: %w", errdefs.ErrInvalidArgument)
 	}
 	selected := n.selectHandler(handler, config)
-	handler, backend, err := n.backend(selected)
+	handler, _, err := n.Handler(selected)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("runtime_handler: %w", err)
+	}
+	if err := n.handlerErrors.get(handler); err != nil {
+		return "", notReady(handler, err)
 	}
 	alias := ""
 	if n.Aliases[selected] != "" {
 		alias = selected
 	}
 	for {
-		p, err := n.reserve(config, handler, alias, backend)
+		p, err := n.reserve(config, handler, alias, n.Backends[handler])
 		if err != nil {
 			return "", err
 		}
