@@ -115,7 +115,8 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		return nil, err
 	}
 	if err := p.openNode(ctx, c, node.Config{
-		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Missing: p.missing, Aliases: aliases(c, backends), ComponentHandler: p.componentHandler(), Routes: vmRoutes(c), Network: networks, Images: images,
+		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Missing: p.missing, Aliases: aliases(c, backends),
+		ComponentHandler: "wasm", Claims: wasm.Claims, Routes: vmRoutes(c), Network: networks, Images: images,
 		ComponentPrefix: c.Node.ComponentLabelPrefix, OperationTimeout: time.Duration(c.Node.OperationTimeout),
 		StatsInterval: time.Duration(c.Node.StatsInterval),
 		UserRange:     sandbox.IDRange{First: c.Userns.Range.First, Length: c.Userns.Range.Count},
@@ -435,14 +436,6 @@ func (p *parts) checkHandlers(c *config.Config, backends map[string]sandbox.Back
 		return nil
 	}
 	return fmt.Errorf("node.default_handler: no enabled backend serves the handler %q", c.Node.DefaultHandler)
-}
-
-// componentHandler returns the handler that runs components in pods of Linux containers; empty without the handler "wasm".
-func (p *parts) componentHandler() string {
-	if p.wasm == nil {
-		return ""
-	}
-	return "wasm"
 }
 
 // aliases returns the configured aliases whose handlers are available.

@@ -3,7 +3,6 @@ package node
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -55,13 +54,13 @@ func (p *Pod) checkTarget(config *runtimeapi.ContainerConfig) error {
 		target.Config.GetMetadata().GetName(), errdefs.ErrNotImplemented)
 }
 
-// componentHandler returns the handler that runs a new container if its image is a component, and "" if the pod's own
-// backend runs the container. Errors: ErrNotImplemented if no handler of the node can, ErrUnavailable if it is not ready.
+// componentHandler returns the handler that runs a new container if it claims the container, and "" if the pod's own backend
+// runs the container. Errors: ErrNotImplemented if the node does not have the handler, ErrUnavailable if it is not ready.
 func (n *Node) componentHandler(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) (string, error) {
-	if p.unit || !runsComponent(config, img) {
+	if p.unit || n.Claims == nil || !n.Claims(config, img) {
 		return "", nil
 	}
-	if n.ComponentHandler == "" {
+	if n.Backends[n.ComponentHandler] == nil {
 		return "", fmt.Errorf("image of container %q is a WebAssembly component, and this node runs none (`tripod check` shows what is missing): %w",
 			config.GetMetadata().GetName(), errdefs.ErrNotImplemented)
 	}
@@ -69,17 +68,4 @@ func (n *Node) componentHandler(p *Pod, config *runtimeapi.ContainerConfig, img 
 		return "", notReady(n.ComponentHandler, err)
 	}
 	return n.ComponentHandler, nil
-}
-
-// runsComponent reports whether a container runs the component in its image. An image with a root file system can also
-// have programs; a command that names no .wasm file is one of them.
-func runsComponent(config *runtimeapi.ContainerConfig, img image.Image) bool {
-	switch {
-	case img.Component == nil:
-		return false
-	case img.Component.Layout == image.LayoutRootfs && len(config.GetCommand()) > 0:
-		return strings.HasSuffix(config.GetCommand()[0], ".wasm")
-	default:
-		return true
-	}
 }

@@ -165,7 +165,6 @@ func TestNodeWithoutComponents(t *testing.T) {
 	component := b.create(t, pod, componentConfig("component"))
 	b.close()
 	b, err := openConfig(b.dir, func(c *node.Config, _ map[string]*fake.Backend) {
-		c.ComponentHandler = ""
 		delete(c.Backends, "wasm")
 	})
 	must(t, err)
@@ -183,35 +182,36 @@ func TestNodeWithoutComponents(t *testing.T) {
 	}
 }
 
-// imageOf is an image store with one image.
-type imageOf struct{ image.Image }
-
-func (i imageOf) Get(context.Context, string) (image.Image, error) { return i.Image, nil }
-
-// TestComponentsByCommand: a component in a root file system runs unless the container names another program there.
-func TestComponentsByCommand(t *testing.T) {
-	for name, c := range map[string]struct {
-		layout  image.Layout
-		command []string
-		want    string
+// TestClaims: the configuration and the image of a container decide which backend runs it, except in unit pods.
+func TestClaims(t *testing.T) {
+	b, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) {
+		c.Claims = func(config *runtimeapi.ContainerConfig, img image.Image) bool {
+			return len(config.GetCommand()) == 0 && img.Component != nil
+		}
+	})
+	must(t, err)
+	t.Cleanup(b.close)
+	withCommand := componentConfig("with-command")
+	withCommand.Command = []string{"sh"}
+	for _, c := range []struct {
+		pod    string
+		config *runtimeapi.ContainerConfig
+		want   string
 	}{
-		"no command":         {image.LayoutRootfs, nil, "wasm"},
-		"the component":      {image.LayoutRootfs, []string{"/app.wasm", "-v"}, "wasm"},
-		"another program":    {image.LayoutRootfs, []string{"/bin/sh", "app.wasm"}, "linux"},
-		"an artifact's argv": {image.LayoutCNCF, []string{"sh"}, "wasm"},
+		{"linux", componentConfig("claimed"), "wasm"},
+		{"linux", withCommand, "linux"},
+		{"linux", containerConfig("another-image"), "linux"},
+		{"vm", componentConfig("in-a-unit-pod"), "vm"},
 	} {
-		b, err := openConfig(t.TempDir(), func(config *node.Config, _ map[string]*fake.Backend) {
-			config.Images = imageOf{image.Image{ID: "sha256:1", Component: &image.Component{Layout: c.layout}}}
-		})
-		must(t, err)
-		pod := b.run(t, "linux", podConfig("p"))
-		config := containerConfig("c")
-		config.Command = c.command
-		id := b.create(t, pod, config)
+		name := c.config.GetMetadata().GetName()
+		pod := b.run(t, c.pod, podConfig(name))
+		id := b.create(t, pod, c.config)
 		must(t, b.StartContainer(t.Context(), id))
+		if p, err := b.Pod(pod); err != nil || p.Unit() {
+			id = pod
+		}
 		if got := b.runs(t, pod, id); !slices.Equal(got, []string{c.want}) {
 			t.Errorf("%s: runs in %v, want %s", name, got, c.want)
 		}
-		b.close()
 	}
 }

@@ -53,7 +53,7 @@ type Images interface {
 	Get(ctx context.Context, ref string) (image.Image, error)
 }
 
-// Config configures a Node. Hooks, Logger, ComponentPrefix and OperationTimeout are optional.
+// Config configures a Node. Claims, Hooks, Logger, ComponentPrefix and OperationTimeout are optional.
 type Config struct {
 	Store *store.Store
 	// Backends maps RuntimeClass handlers to backends. Pods that name no handler get DefaultHandler.
@@ -64,9 +64,10 @@ type Config struct {
 	Missing map[string]error
 	// Aliases maps further names to handlers.
 	Aliases map[string]string
-	// ComponentHandler is the handler whose backend runs containers in other handlers' pods if their image is a component;
-	// empty if there is none.
+	// ComponentHandler is the handler whose backend runs those containers in other handlers' pods that Claims selects by
+	// configuration and image. If there is no such backend, the node refuses these containers. A nil Claims selects none.
 	ComponentHandler string
+	Claims           func(*runtimeapi.ContainerConfig, image.Image) bool
 	// Routes assign pods to handlers by annotation, and reserve images for handlers.
 	Routes  []Route
 	Network Network
@@ -129,7 +130,7 @@ func (c *Config) setDefaults() error {
 	if c.Backends[c.DefaultHandler] == nil && c.Missing[c.DefaultHandler] == nil {
 		return fmt.Errorf("the default handler %q has no backend: %w", c.DefaultHandler, errdefs.ErrInvalidArgument)
 	}
-	if b := c.Backends[c.ComponentHandler]; c.ComponentHandler != "" && (b == nil || !b.Capabilities().ForeignPods) {
+	if b := c.Backends[c.ComponentHandler]; b != nil && !b.Capabilities().ForeignPods {
 		return fmt.Errorf("the handler %q has no backend for containers in other handlers' pods: %w", c.ComponentHandler, errdefs.ErrInvalidArgument)
 	}
 	for alias, handler := range c.Aliases {

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -72,7 +73,8 @@ func openConfig(dir string, change func(c *node.Config, fakes map[string]*fake.B
 	}
 	backends["vm"] = dialed{b.backend["vm"]}
 	config := node.Config{
-		Store: b.store, Backends: backends, DefaultHandler: "linux", ComponentHandler: "wasm", Network: b.network, Images: fake.Images{},
+		Store: b.store, Backends: backends, DefaultHandler: "linux", Network: b.network, Images: fake.Images{},
+		ComponentHandler: "wasm", Claims: func(_ *runtimeapi.ContainerConfig, img image.Image) bool { return img.Component != nil },
 		Routes: []node.Route{
 			{Annotation: "kubernetes.io/target-runtime", Value: "virtlet.cloud", ImagePrefix: "virtlet.cloud/", Handler: "vm"},
 			{Annotation: "kubernetes.io/target-runtime", Value: "nowhere", Handler: "nowhere"},

@@ -11,8 +11,23 @@ import (
 	"github.com/distribution/reference"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
+
+// Claims reports whether a container in a pod of another backend runs the component in its image. An image with a root file
+// system can also have programs; a command that names no .wasm file is one of them. It needs no backend, because a node
+// without one must not run the component as a program.
+func Claims(config *runtimeapi.ContainerConfig, img image.Image) bool {
+	switch {
+	case img.Component == nil:
+		return false
+	case img.Component.Layout == image.LayoutRootfs && len(config.GetCommand()) > 0:
+		return strings.HasSuffix(config.GetCommand()[0], ".wasm")
+	default:
+		return true
+	}
+}
 
 // componentName is a component name, domain:server@version.
 type componentName struct{ domain, server, version string }

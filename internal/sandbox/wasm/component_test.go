@@ -5,7 +5,29 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/image"
 )
+
+// TestClaims: a component in a root file system runs unless the container names another program there.
+func TestClaims(t *testing.T) {
+	for name, c := range map[string]struct {
+		component *image.Component
+		command   []string
+		want      bool
+	}{
+		"no component":       {nil, []string{"/app.wasm"}, false},
+		"no command":         {&image.Component{Layout: image.LayoutRootfs}, nil, true},
+		"the component":      {&image.Component{Layout: image.LayoutRootfs}, []string{"/app.wasm", "-v"}, true},
+		"another program":    {&image.Component{Layout: image.LayoutRootfs}, []string{"/bin/sh", "app.wasm"}, false},
+		"an artifact's argv": {&image.Component{Layout: image.LayoutCNCF}, []string{"sh"}, true},
+	} {
+		if got := Claims(&runtimeapi.ContainerConfig{Command: c.command}, image.Image{Component: c.component}); got != c.want {
+			t.Errorf("%s: Claims = %t, want %t", name, got, c.want)
+		}
+	}
+}
 
 // TestCheckImage checks that the image must be the component that the pod's labels name.
 func TestCheckImage(t *testing.T) {
