@@ -61,7 +61,7 @@ func (d *download) drop(ctx context.Context, ref string) error {
 }
 
 // saveBody stores the body of a response. The body begins at the given offset of the file. The total is the size of the
-// whole file, or -1 if it is unknown.
+// whole file, or -1 if it is unknown. If it fails, it keeps the part for the next attempt, unless that could not use it.
 func (d *download) saveBody(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
 	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
 	ref := have.ref
@@ -75,47 +75,69 @@ func (d *download) saveBody(ctx context.Context, resp *http.Response, have part,
 	if limit := d.cfg.Limits.UnpackedBytes; total > limit {
 		return nil, errors.Join(fmt.Errorf("the file has %d bytes, more than the limit of %d: %w", total, limit, errdefs.ErrResourceExhausted), d.drop(ctx, ref))
 	}
-	w, err := d.content.Writer(ctx, content.WithRef(ref))
+	w, err := d.openPart(ctx, ref, from)
 	if err != nil {
 		return nil, err
 	}
 	defer w.Close()
-	status, err := w.Status()
-	if err == nil && from == 0 && status.Offset > 0 {
-		err = w.Truncate(0)
-	} else if err == nil && from != status.Offset {
-		err = fmt.Errorf("resume a part of %d bytes: it has %d: %w", from, status.Offset, errdefs.ErrUnavailable)
-	}
-	if err != nil {
-		return nil, err
-	}
 	d.tracker.begin(max(total, 0))
 	size, err := d.copy(w, resp.Body, from)
-	if err == nil && total >= 0 && size != total {
+	switch {
+	case err != nil:
+	case total >= 0 && size != total:
 		err = fmt.Errorf("the file ends after %d bytes of %d: %w", size, total, io.ErrUnexpectedEOF)
-	}
-	if err == nil && size == 0 {
+	case size == 0:
 		err = invalidf("the file is empty")
 	}
+	useless := errdefs.IsResourceExhausted(err) || errdefs.IsInvalidArgument(err)
+	if err == nil {
+		got.Descriptor = ocispec.Descriptor{MediaType: MediaTypeDiskRaw, Digest: w.Digest(), Size: size}
+		err = d.checkWanted(got.Descriptor, from)
+		useless = err != nil
+	}
+	if useless {
+		err = errors.Join(err, w.Close(), d.drop(ctx, ref))
+	}
+	if err == nil {
+		err = failDownload.Hit(ctx)
+	}
 	if err != nil {
-		if errdefs.IsResourceExhausted(err) || errdefs.IsInvalidArgument(err) {
-			err = errors.Join(err, w.Close(), d.drop(ctx, ref))
-		}
-		return nil, err
-	}
-	got.Descriptor = ocispec.Descriptor{MediaType: MediaTypeDiskRaw, Digest: w.Digest(), Size: size}
-	if d.want != "" && got.Digest != d.want && from > 0 {
-		// The part belonged to another file: start over.
-		return nil, errors.Join(fmt.Errorf("the file has changed: %w", io.ErrUnexpectedEOF), w.Close(), d.drop(ctx, ref))
-	}
-	if d.want != "" && got.Digest != d.want {
-		return nil, errors.Join(fmt.Errorf("the server sent a different file, of %d bytes with the digest %s: %w", size, got.Digest, errdefs.ErrDataLoss),
-			w.Close(), d.drop(ctx, ref))
-	}
-	if err := failDownload.Hit(ctx); err != nil {
 		return nil, err
 	}
 	return got, d.commitBlob(ctx, w, got.Descriptor)
+}
+
+// openPart opens a part for writing at an offset: at the beginning, which empties it, or at its end.
+func (d *download) openPart(ctx context.Context, ref string, from int64) (content.Writer, error) {
+	w, err := d.content.Writer(ctx, content.WithRef(ref))
+	if err != nil {
+		return nil, err
+	}
+	status, err := w.Status()
+	switch {
+	case err != nil || from == status.Offset:
+	case from == 0:
+		err = w.Truncate(0)
+	default:
+		err = fmt.Errorf("resume a part of %d bytes: it has %d: %w", from, status.Offset, errdefs.ErrUnavailable)
+	}
+	if err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// checkWanted returns an error if a digest was requested, and the file has another one. from is where the last response began.
+func (d *download) checkWanted(file ocispec.Descriptor, from int64) error {
+	switch {
+	case d.want == "" || file.Digest == d.want:
+		return nil
+	case from > 0: // the part belonged to another file: start over
+		return fmt.Errorf("the file has changed: %w", io.ErrUnexpectedEOF)
+	default:
+		return fmt.Errorf("the server sent a different file, of %d bytes with the digest %s: %w", file.Size, file.Digest, errdefs.ErrDataLoss)
+	}
 }
 
 // copy writes the body and enforces the size limit.

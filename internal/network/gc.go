@@ -88,17 +88,21 @@ func (m *Manager) collect(ctx context.Context, key string, executables chan stru
 	}
 	released := make(chan error, 1)
 	rec, err := m.records.get(key)
-	if err != nil || rec == nil || !m.delRunsInProcess(ctx, rec) ||
-		!m.releaseInBackground(release{rec, func(err error) { unlock(); released <- err }}) {
-		executables <- struct{}{}
-		released <- m.detach(ctx, key)
+	inBackground := err == nil && rec != nil && m.delRunsInProcess(ctx, rec) && m.releaseInBackground(release{rec, func(err error) {
 		unlock()
+		released <- err
+	}})
+	if inBackground {
+		select {
+		case err = <-released:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	} else {
+		executables <- struct{}{}
+		err = m.detach(ctx, key)
 		<-executables
-	}
-	select {
-	case err = <-released:
-	case <-ctx.Done():
-		err = context.Cause(ctx)
+		unlock()
 	}
 	if err != nil {
 		return fmt.Errorf("release the network of removed pod %s: %w", key, err)

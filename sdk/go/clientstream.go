@@ -49,7 +49,7 @@ type clientStream struct {
 
 	finished bool // CloseSend was called
 
-	receiving sync.Mutex // guards what follows, except close
+	receiving sync.Mutex // guards what follows, except ending
 	header    metadata.MD
 	trailer   metadata.MD
 	message   []byte // received with the header, and not yet returned

@@ -89,10 +89,10 @@ func (s *spanSink) ways(traceID string) map[string]*trace.Span {
 }
 
 // TestSpansOfCalls: calls with a traceparent, as a kubelet sends it, have spans with the steps that they wait for, for pods of
-// different kinds.
+// all kinds.
 func TestSpansOfCalls(t *testing.T) {
 	sink, endpoint := startSpanSink(t)
-	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("tracing.endpoint", endpoint))
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.VM(t), harness.Set("tracing.endpoint", endpoint))
 	for handler, kind := range map[string]struct {
 		image string
 		steps []string
@@ -107,8 +107,12 @@ func TestSpansOfCalls(t *testing.T) {
 			"RunPodSandbox/network.setup/cni.add", "CreateContainer/backend.create-container/worker.load",
 			"StartContainer/backend.start-container/worker.start", "StopPodSandbox/backend.stop-sandbox",
 		}},
+		"vm": {harness.TinyGuest, []string{
+			"RunPodSandbox/network.setup/cni.add", "CreateContainer/backend.create-container/vm.disks",
+			"CreateContainer/backend.create-container/vm.template", "StartContainer/backend.start-container/vm.start",
+		}},
 	} {
-		traceID, parent := fmt.Sprintf("%032x", len(handler)), "b7ad6b7169203331"
+		traceID, parent := strings.Repeat("0", 32-2*len(handler))+hex.EncodeToString([]byte(handler)), "b7ad6b7169203331"
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+traceID+"-"+parent+"-01")
 		pod := harness.PodConfig(t, "traced-"+handler)
 		if err := os.MkdirAll(pod.LogDirectory, 0o755); err != nil {
