@@ -177,22 +177,16 @@ func (t *Tracing) ServerOption() grpc.ServerOption {
 		otelgrpc.WithPropagators(propagation.TraceContext{}), otelgrpc.WithMeterProvider(noop.NewMeterProvider())))
 }
 
-// Close exports queued batches for at most closePatience, and then closes the client.
+// Close exports the daemon's spans and the queued batches for at most closePatience, and then closes the client.
 func (t *Tracing) Close() error {
-	t.flush()
+	patience, enough := context.WithTimeout(context.Background(), closePatience)
+	defer enough()
+	_ = t.spans.Shutdown(patience) // the uploader counts what fails
 	close(t.stop)
-	timer := time.AfterFunc(closePatience, t.end)
-	defer timer.Stop()
+	defer context.AfterFunc(patience, t.end)()
 	t.done.Wait()
 	t.end()
 	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
 	return t.client.Stop(ctx)
-}
-
-// flush exports the daemon's own spans for at most closePatience.
-func (t *Tracing) flush() {
-	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
-	defer cancel()
-	_ = t.spans.Shutdown(ctx) // the uploader counts what fails
 }
