@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -32,7 +33,7 @@ func (n *node) first(ctx context.Context) error {
 	}
 	fmt.Printf("| from the end of the pull until the first pod runs | %d |\n", time.Since(pulled).Milliseconds())
 	fmt.Printf("| of that, CreateContainer and StartContainer | %d |\n", took.Milliseconds())
-	for {
+	for tick := time.Tick(50 * time.Millisecond); ; {
 		code, err := n.client.CodeOf(ctx, n.image)
 		if err != nil {
 			return err
@@ -40,10 +41,14 @@ func (n *node) first(ctx context.Context) error {
 		if code == string(sandbox.CompilationDone) {
 			break
 		}
-		if code == string(sandbox.CompilationFailed) || ctx.Err() != nil {
-			return fmt.Errorf("the optimised code is %s: %w", code, context.Cause(ctx))
+		if code == string(sandbox.CompilationFailed) {
+			return errors.New("the component cannot be compiled")
 		}
-		time.Sleep(50 * time.Millisecond) // pacing of the poll
+		select {
+		case <-tick:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	fmt.Printf("| from the end of the pull until there is optimised code | %d |\n", time.Since(pulled).Milliseconds())
 	for i := range startsAfter {

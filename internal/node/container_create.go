@@ -209,7 +209,7 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 func (p *livePod) rollBackContainer(ctx context.Context, c *Container) error {
 	err := p.node.attempt(CreateContainer, func() error {
 		p.node.Hooks.RemoveContainer(ctx, p.rec.Load(), c)
-		return p.backendOf(c).RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
+		return p.removeInBackend(ctx, p.rec.Load(), c)
 	})
 	if err != nil {
 		p.node.wakeJanitor()

@@ -115,7 +115,7 @@ func (p *livePod) commitRunning(ctx context.Context, rec *Pod, c *Container) err
 func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause error) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
-	if err := p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
+	if err := p.stopInBackend(ctx, rec, c, 0); err != nil {
 		p.node.log.Warn("stop of a container that failed to start returned an error", "container", c.ID, "err", err)
 	}
 	status, err := p.backendOf(c).Status(ctx, rec.sandboxPod(), c.sandboxContainer())

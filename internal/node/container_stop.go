@@ -77,10 +77,7 @@ func (p *livePod) endContainer(ctx context.Context, id string, grace time.Durati
 
 // stopAndCommit makes the backend stop the container and commits Stopped.
 func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, grace time.Duration) error {
-	err := p.step(ctx, "backend.stop-container", func(ctx context.Context) error {
-		return p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace)
-	})
-	if err != nil {
+	if err := p.stopInBackend(ctx, rec, c, grace); err != nil {
 		return fmt.Errorf("stop container %s: %w", c.ID, err)
 	}
 	if err := failStopEffect.Hit(ctx); err != nil {
@@ -213,10 +210,7 @@ func (p *livePod) finishRemove(ctx context.Context, id string) error {
 		return nil
 	}
 	p.node.Hooks.RemoveContainer(ctx, rec, c)
-	err := p.step(ctx, "backend.remove-container", func(ctx context.Context) error {
-		return p.backendOf(c).RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
-	})
-	if err != nil {
+	if err := p.removeInBackend(ctx, rec, c); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
 	done := failRemoveEffect

@@ -337,7 +337,7 @@ func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id 
 
 // rollBackStart stops a container whose start was interrupted and sets its state back to Created.
 func (p *livePod) rollBackStart(ctx context.Context, rec *Pod, c *Container) error {
-	if err := p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
+	if err := p.stopInBackend(ctx, rec, c, 0); err != nil {
 		return err
 	}
 	return p.commit(func(next *Pod) error {

@@ -56,7 +56,7 @@ func (p *livePod) removeKilled(ctx context.Context) error {
 	if err := p.eachContainer(func(c *Container) error {
 		return p.slotOf(c.key()).run(ctx, p.node.order(RemoveContainer), func(ctx context.Context) error {
 			p.node.Hooks.RemoveContainer(ctx, rec, c)
-			return p.backendOf(c).RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
+			return p.removeInBackend(ctx, rec, c)
 		})
 	}); err != nil {
 		return fmt.Errorf("remove the containers of pod %s: %w", p.id, err)
@@ -65,8 +65,7 @@ func (p *livePod) removeKilled(ctx context.Context) error {
 		return err
 	}
 	p.node.Hooks.RemovePod(ctx, rec)
-	err := p.step(ctx, "backend.remove-sandbox", func(ctx context.Context) error { return p.backend.RemoveSandbox(ctx, rec.sandboxPod()) })
-	if err != nil {
+	if err := p.removeSandboxInBackend(ctx, rec); err != nil {
 		return err
 	}
 	if err := failRemoveSandboxEffect.Hit(ctx); err != nil {

@@ -96,6 +96,28 @@ func (p *livePod) step(ctx context.Context, name string, run func(context.Contex
 	return spans.Run(ctx, name, run, spans.Pod(p.id), spans.String("tripod.handler", p.rec.Load().Handler))
 }
 
+// The backend's part of stops and removals, whichever order they belong to.
+
+func (p *livePod) stopInBackend(ctx context.Context, rec *Pod, c *Container, grace time.Duration) error {
+	return p.step(ctx, "backend.stop-container", func(ctx context.Context) error {
+		return p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace)
+	})
+}
+
+func (p *livePod) removeInBackend(ctx context.Context, rec *Pod, c *Container) error {
+	return p.step(ctx, "backend.remove-container", func(ctx context.Context) error {
+		return p.backendOf(c).RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
+	})
+}
+
+func (p *livePod) stopSandboxInBackend(ctx context.Context, rec *Pod) error {
+	return p.step(ctx, "backend.stop-sandbox", func(ctx context.Context) error { return p.backend.StopSandbox(ctx, rec.sandboxPod()) })
+}
+
+func (p *livePod) removeSandboxInBackend(ctx context.Context, rec *Pod) error {
+	return p.step(ctx, "backend.remove-sandbox", func(ctx context.Context) error { return p.backend.RemoveSandbox(ctx, rec.sandboxPod()) })
+}
+
 // newLivePod returns the pool's entry for a record.
 func (n *Node) newLivePod(record *Pod, backend sandbox.Backend) *livePod {
 	p := &livePod{
@@ -147,9 +169,11 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	}
 	made := p.rec.Load().clone()
 	if !hostNetwork(made.Config) {
-		setup, end := spans.Start(ctx, "network.setup", spans.Pod(p.id))
-		result, err := p.node.Network.Setup(setup, p.attachment(made))
-		end(err)
+		var result *network.Result
+		err := p.step(ctx, "network.setup", func(ctx context.Context) (err error) {
+			result, err = p.node.Network.Setup(ctx, p.attachment(made))
+			return err
+		})
 		if err != nil {
 			return fmt.Errorf("set up the pod's network: %w", err)
 		}
@@ -188,7 +212,7 @@ func (p *livePod) rollBackSandbox(ctx context.Context) error {
 	if !rec.CreatedAt.IsZero() {
 		err := p.node.attempt(RunPodSandbox, func() error {
 			p.node.Hooks.RemovePod(ctx, rec)
-			return errors.Join(p.backend.RemoveSandbox(ctx, rec.sandboxPod()), p.releaseNetwork(ctx, rec))
+			return errors.Join(p.removeSandboxInBackend(ctx, rec), p.releaseNetwork(ctx, rec))
 		})
 		if err != nil {
 			p.node.pool.release(p)

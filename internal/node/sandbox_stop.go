@@ -87,8 +87,7 @@ func (p *livePod) kill(ctx context.Context) error {
 	if err := failStopSandboxContainers.Hit(ctx); err != nil {
 		return err
 	}
-	err := p.step(ctx, "backend.stop-sandbox", func(ctx context.Context) error { return p.backend.StopSandbox(ctx, p.rec.Load().sandboxPod()) })
-	if err != nil {
+	if err := p.stopSandboxInBackend(ctx, p.rec.Load()); err != nil {
 		return err
 	}
 	if err := p.announce(func(next *Pod) error { next.State = Killed; return nil }); err != nil {
@@ -102,13 +101,13 @@ func (p *livePod) kill(ctx context.Context) error {
 func (p *livePod) ensureKilled(ctx context.Context) error {
 	rec := p.rec.Load()
 	err := p.eachContainer(func(c *Container) error {
-		return p.backendOf(c).StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0)
+		return p.stopInBackend(ctx, rec, c, 0)
 	})
 	if err != nil {
 		return fmt.Errorf("stop the containers of pod %s: %w", p.id, err)
 	}
 	p.node.Hooks.StopPod(ctx, rec)
-	return p.backend.StopSandbox(ctx, rec.sandboxPod())
+	return p.stopSandboxInBackend(ctx, rec)
 }
 
 // finishStop releases the network of a Killed pod and clears its intent StopPodSandbox.

@@ -98,9 +98,9 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		if err := fpIntent.Hit(ctx); err != nil {
 			return err
 		}
-		start, end := spans.Start(ctx, "worker.start", spans.String("worker", w.name))
+		ctx, end := spans.Start(ctx, "worker.start", spans.String("worker", w.name))
 		defer func() { end(err) }()
-		status, err = w.conn().Start(start, spec)
+		status, err = w.conn().Start(ctx, spec)
 		if !errdefs.IsNotFound(err) {
 			return err
 		}
