@@ -88,6 +88,7 @@ func (d *Daemon) start(program string) {
 	defer log.Close()
 	d.cmd = exec.Command(program, "--pid-file", filepath.Join(d.dir, "pid"))
 	d.cmd.Stdout, d.cmd.Stderr = log, log
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // for end; domains have sessions of their own
 	require.NoError(d.t, d.cmd.Start())
 	done := make(chan error, 1)
 	d.done = done
@@ -103,6 +104,10 @@ func (d *Daemon) start(program string) {
 }
 
 // end stops libvirtd with sig, if it is running. If libvirtd has not ended after a minute, end kills it.
+//
+// It also kills the children that libvirtd was about to execute. Such a child has libvirtd's connections to the domains'
+// monitors, and can hang before it closes them. As QEMU serves one connection at a time, the next libvirtd would then
+// wait for these domains without end.
 func (d *Daemon) end(sig syscall.Signal) {
 	if d.cmd == nil {
 		return
@@ -116,6 +121,7 @@ func (d *Daemon) end(sig syscall.Signal) {
 		<-d.done
 		d.t.Errorf("libvirtd did not end within a minute of signal %v", sig)
 	}
+	_ = syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL)
 	d.cmd = nil
 }
 
