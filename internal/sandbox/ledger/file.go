@@ -75,3 +75,9 @@ func RemoveFile(path string) error {
 	}
 	return nil
 }
+
+// Exists reports whether there is something at path, which may be a dangling link.
+func Exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

@@ -14,12 +14,14 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -185,7 +187,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 		rt.sealed.close()
 		return nil, err
 	}
-	noVolatile := probeVolatile(cfg.Root)
+	noVolatile := mnt.ProbeVolatile(cfg.Root)
 	if noVolatile != nil {
 		s.Logger.Warn("removing a container waits for all pending writes of its file system", "err", noVolatile,
 			"reason", "overlays cannot be mounted with \"volatile\" (Linux 5.10)")
@@ -263,9 +265,6 @@ func (c Config) stateFile(pod, container string) string {
 	return filepath.Join(c.bundle(pod, container), "state.json")
 }
 
-// idPattern matches the IDs that the node assigns. Recovery ignores files with other names.
-var idPattern = lazyregexp.New(`^[0-9a-f]{64}$`)
-
 // snapshotPrefix is the prefix of our snapshots' keys.
 const snapshotPrefix = "linux-"
 
@@ -288,7 +287,7 @@ func (b *Backend) hostNow() spec.Host {
 }
 
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
-	if !idPattern().MatchString(p.ID) {
+	if !cgroup.ID().MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
 	}
 	if err := spec.Validate(p, c, b.hostNow()); err != nil {
@@ -300,7 +299,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if c == nil {
 		return b.validatePod(p)
 	}
-	if !idPattern().MatchString(c.ID) {
+	if !cgroup.ID().MatchString(c.ID) {
 		return fmt.Errorf("container ID %q is not 64 lower-case hex digits: %w", c.ID, errdefs.ErrInvalidArgument)
 	}
 	_, err := logPath(p, c)

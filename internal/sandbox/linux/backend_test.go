@@ -13,10 +13,14 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 // forever is a script that prints "up" and runs until SIGTERM, when it exits with code 7.
@@ -207,7 +211,7 @@ func TestSharedNamespaces(t *testing.T) {
 // ping sends an echo request to loopback in a network namespace as a user without capabilities, and waits for the
 // answer. It uses the socket type that ping(8) uses for such users, which busybox lacks.
 func ping(netns string, uid int) error {
-	return onNewThread(func() error {
+	return mnt.OnNewThread(func() error {
 		at, err := unix.Open(netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -668,7 +672,7 @@ func TestSpecMakesNothing(t *testing.T) {
 	if _, err := r.Spec(p.Pod, c.Container); !errdefs.IsNotFound(err) {
 		t.Errorf("Spec of a removed container: got error %v, want ErrNotFound", err)
 	}
-	if exists(r.cfg.bundle(p.ID, c.ID)) {
+	if ledger.Exists(r.cfg.bundle(p.ID, c.ID)) {
 		t.Error("Spec made the bundle of a removed container again")
 	}
 }

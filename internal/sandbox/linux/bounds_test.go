@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 )
 
 // TestFaultC10FilledPodFiles: a container writes to each file that the pod provides until the write fails. That happens
@@ -79,7 +81,7 @@ func TestRecoverFilesForEtc(t *testing.T) {
 	p := r.pod()
 	old := p.container(forever).start()
 	old.waitLog("up")
-	if err := removeMountPoint(filepath.Join(r.cfg.podRunDir(p.ID), "etc")); err != nil {
+	if err := mnt.RemovePoint(filepath.Join(r.cfg.podRunDir(p.ID), "etc")); err != nil {
 		t.Fatal(err)
 	}
 	if found := r.restart(p.known(old)); !found.Sandboxes[p.ID] {

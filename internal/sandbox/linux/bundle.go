@@ -13,10 +13,15 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/tripod-run/tripod/internal/cdi"
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -116,7 +121,7 @@ func (b *Backend) Specify(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 // the remains of a failed attempt, but uses what Specify has just made.
 func (b *Backend) specify(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, sandbox.Resolved, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
-	if _, made := b.specified.LoadAndDelete(c.ID); !made && exists(bundle) {
+	if _, made := b.specified.LoadAndDelete(c.ID); !made && ledger.Exists(bundle) {
 		if err := b.RemoveContainer(ctx, p, c); err != nil {
 			return nil, sandbox.Resolved{}, fmt.Errorf("remove the remains of an earlier attempt: %w", err)
 		}
@@ -276,29 +281,14 @@ func (b *Backend) mountVolume(ctx context.Context, p *sandbox.Pod, id string, n 
 // mountView mounts an image volume unless it is mounted already.
 func (b *Backend) mountView(p *sandbox.Pod, mounts []mount.Mount, dir string) error {
 	if p.IDMap() == nil {
-		return mountOn(mounts, dir)
+		return mnt.Mount(mounts, dir)
 	}
 	users, err := openUsers(p, b.cfg.podRunDir(p.ID))
 	if err != nil {
 		return err
 	}
 	defer users.Close()
-	return mountMappedView(mounts, users, dir)
-}
-
-// mountOn mounts a snapshot on a directory unless it is a mount point already.
-func mountOn(mounts []mount.Mount, dir string) error {
-	if mountedOn(dir) {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	if err := mount.All(mounts, dir); err != nil {
-		_ = unmount(dir)
-		return fmt.Errorf("mount on %s: %w", dir, err)
-	}
-	return nil
+	return mnt.MappedView(mounts, users, dir)
 }
 
 // remount restores the mounts and the specification before a start, and returns the latter. A reboot removes the mounts,
@@ -314,7 +304,7 @@ func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 		config, err = b.renewLayer(ctx, p, c, h)
 	case readErr != nil:
 		config, _, err = b.build(ctx, p, c)
-	case mountedOn(rootfsDir(b.bundleOf(h))) && b.exposed(p, c.ID):
+	case mnt.IsMounted(rootfsDir(b.bundleOf(h))) && b.exposed(p, c.ID):
 		return config, nil
 	case p.IDMap() != nil:
 		config, _, err = b.build(ctx, p, c)
@@ -369,9 +359,9 @@ func volumesIn(bundle string) (names []string, err error) {
 func (b *Backend) unmountAll(podID, id string) error {
 	bundle := b.cfg.bundle(podID, id)
 	volumes, err := volumesIn(bundle)
-	err = errors.Join(err, unexpose(b.cfg.podRunDir(podID), id), unmount(rootfsDir(bundle)))
+	err = errors.Join(err, mnt.Unexpose(b.cfg.podRunDir(podID), id), mnt.Unmount(rootfsDir(bundle)))
 	for _, name := range volumes {
-		err = errors.Join(err, unmount(filepath.Join(volumesDir(bundle), name)))
+		err = errors.Join(err, mnt.Unmount(filepath.Join(volumesDir(bundle), name)))
 	}
 	return err
 }
@@ -418,7 +408,7 @@ func removeBundle(bundle string) error {
 func containerOfKey(key string) string {
 	rest, ours := strings.CutPrefix(key, snapshotPrefix)
 	id, _, _ := strings.Cut(rest, "-volume-")
-	if !ours || !idPattern().MatchString(id) {
+	if !ours || !cgroup.ID().MatchString(id) {
 		return ""
 	}
 	return id

@@ -2,7 +2,6 @@ package linux
 
 import (
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -100,9 +99,4 @@ func (g cgroups) withoutCPU() cgroups {
 		delete(g.Roots, g.Hierarchy("cpu"))
 	}
 	return g
-}
-
-func exists(name string) bool {
-	_, err := os.Lstat(name)
-	return err == nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 func podWithParent(parent string) *sandbox.Pod {
@@ -92,7 +93,7 @@ func TestPodLimitsV2(t *testing.T) {
 	}
 	// A caller that names a parent limits the pod there.
 	p.Config.Linux.CgroupParent = "/kubepods/pod1"
-	if err := g.limit(p); err != nil || exists(filepath.Join(root, "kubepods")) {
+	if err := g.limit(p); err != nil || ledger.Exists(filepath.Join(root, "kubepods")) {
 		t.Errorf("limit with a parent: error %v, want no error and no new cgroup", err)
 	}
 }

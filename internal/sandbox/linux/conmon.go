@@ -394,5 +394,5 @@ func monitorOf(argv []string, root string) (id string, ok bool) {
 	}
 	rel, _ := filepath.Rel(root, argv[i+1])
 	pod, container, two := strings.Cut(rel, "/")
-	return container, two && idPattern().MatchString(pod) && idPattern().MatchString(container)
+	return container, two && cgroup.ID().MatchString(pod) && cgroup.ID().MatchString(container)
 }

@@ -31,5 +31,6 @@
 //	internal/spec       builds the OCI specification of a container
 //	internal/apparmor   loads the default AppArmor profile, and finds which profiles the kernel has
 //	internal/selinux    assigns SELinux labels to pods and containers, and relabels volumes
+//	internal/mnt        makes and removes mounts: layers and views of images, tmpfs, and mapped clones
 //	internal/notifier   reports the system calls that a container's seccomp profile forbids
 package linux

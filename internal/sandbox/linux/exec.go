@@ -259,7 +259,7 @@ func (x *execution) awaitStart(ended <-chan struct{}) {
 	defer x.started()
 	limit, look := time.After(startMax), time.NewTicker(startPoll)
 	defer look.Stop()
-	for !exists(x.pidFile()) {
+	for !ledger.Exists(x.pidFile()) {
 		select {
 		case <-look.C:
 		case <-ended:
@@ -284,7 +284,7 @@ func (x *execution) drain(ctx context.Context) {
 // result returns the program's exit code, or an error if the program was not started. The given error is the result of
 // waiting for conmon, which exits with the program's code. The PID file exists only if the program was started.
 func (x *execution) result(err error) (int32, error) {
-	if !exists(x.pidFile()) {
+	if !ledger.Exists(x.pidFile()) {
 		message := lastMessage(filepath.Join(x.dir, "log"))
 		switch {
 		// When a container ends, the kernel kills the program, or the runtime that is starting it, before we see that

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -50,7 +51,7 @@ func (b *Backend) settle(h *handle, l *life) {
 	if l.init.Alive() {
 		// Without conmon, no process reads the container's output or records its exit code, so the container must
 		// not continue. If the exit file exists, the kernel is about to report init's end.
-		if !exists(b.exitFile(h.ID)) {
+		if !ledger.Exists(b.exitFile(h.ID)) {
 			b.log.Error("conmon exited before its container; killing the container", "container", h.ID, "conmon", l.conmon.Pid)
 		}
 		b.killLife(h, l)

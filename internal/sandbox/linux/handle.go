@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 	"github.com/tripod-run/tripod/internal/spans"
 )
@@ -351,7 +352,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	if err := fpDeleted.Hit(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(b.unmountAll(podID, id), removeMountPoint(b.targetPin(podID, id))); err != nil {
+	if err := errors.Join(b.unmountAll(podID, id), mnt.RemovePoint(b.targetPin(podID, id))); err != nil {
 		return err
 	}
 	if err := fpUnmounted.Hit(ctx); err != nil {

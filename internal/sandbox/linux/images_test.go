@@ -18,6 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 // busybox is the ID of the only image.
@@ -66,9 +67,9 @@ func (f *fakeImages) make(ctx context.Context, key, id string, subs ...string) (
 func (f *fakeImages) Mounts(_ context.Context, key string) ([]mount.Mount, error) {
 	dir := filepath.Join(f.dir, key)
 	switch {
-	case exists(filepath.Join(dir, "view")):
+	case ledger.Exists(filepath.Join(dir, "view")):
 		return []mount.Mount{{Type: "bind", Source: f.base, Options: []string{"ro", "bind"}}}, nil
-	case exists(dir):
+	case ledger.Exists(dir):
 		return []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{
 			"lowerdir=" + f.base, "upperdir=" + filepath.Join(dir, "upper"), "workdir=" + filepath.Join(dir, "work"),
 		}}}, nil

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 // joins makes containers join their cgroups without delay. To move a process, the kernel takes a lock against forks. The
@@ -34,7 +36,7 @@ func ownTasks(g cgroups, lines string) string {
 			continue
 		}
 		root, ok := g.Roots[strings.TrimPrefix(fields[1], "name=")]
-		if file := filepath.Join(root, fields[2], name); ok && exists(file) {
+		if file := filepath.Join(root, fields[2], name); ok && ledger.Exists(file) {
 			return file
 		}
 	}

@@ -6,13 +6,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
@@ -57,7 +58,7 @@ func makeNamespaces(p *sandbox.Pod, at pins) error {
 		if err := completeUserNamespace(p, at); err != nil {
 			return err
 		}
-		return onNewThread(func() error { return setUpNamespaces(p, at, sysctls, defaults) })
+		return mnt.OnNewThread(func() error { return setUpNamespaces(p, at, sysctls, defaults) })
 	}
 	if at.ipc == "" && at.uts == "" && len(sysctls)+len(defaults) == 0 {
 		return nil
@@ -70,12 +71,12 @@ func makeNamespaces(p *sandbox.Pod, at pins) error {
 			return err
 		}
 	}
-	return onNewThread(func() error { return setUpNamespaces(p, at, sysctls, defaults) })
+	return mnt.OnNewThread(func() error { return setUpNamespaces(p, at, sysctls, defaults) })
 }
 
 // makePin creates the empty file on which a namespace is mounted. It first removes the pin of an earlier attempt.
 func makePin(pin string) error {
-	if err := removeMountPoint(pin); err != nil {
+	if err := mnt.RemovePoint(pin); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(pin), 0o700); err != nil {
@@ -239,38 +240,4 @@ func pinPID(init *process.Process, pin string) error {
 func pinned(pin string) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(pin, &fs) == nil && fs.Type == unix.NSFS_MAGIC
-}
-
-// onNewThread runs fn on a new thread. The thread then ends, because fn leaves it in other namespaces.
-func onNewThread(fn func() error) error {
-	run, wait := guard.Part(func() error {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end. While this goroutine occupies the main thread, the next goroutine gets
-			// another thread.
-			defer runtime.UnlockOSThread()
-			return onNewThread(fn)
-		}
-		return fn() // no unlock: the thread ends with the goroutine
-	})
-	go run()
-	return wait()
-}
-
-// unmount removes all mounts on a path. It detaches mounts that are busy. It succeeds if the path has no mount or is
-// missing.
-func unmount(target string) error {
-	for {
-		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EBUSY) {
-			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
-		}
-		switch {
-		case err == nil:
-		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-			return nil
-		default:
-			return fmt.Errorf("unmount %s: %w", target, err)
-		}
-	}
 }

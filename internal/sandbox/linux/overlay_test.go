@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 )
 
 // rootMount returns the mount of a container's root file system.
@@ -26,7 +27,7 @@ func rootMount(t *testing.T, r *rig, c *testContainer) *mountinfo.Info {
 
 // isVolatile reports whether a mount has the option "volatile", which newer kernels show as "fsync=volatile".
 func isVolatile(m *mountinfo.Info) bool {
-	return slices.ContainsFunc(strings.Split(m.VFSOptions, ","), func(o string) bool { return o == volatile || o == "fsync="+volatile })
+	return slices.ContainsFunc(strings.Split(m.VFSOptions, ","), func(o string) bool { return o == "volatile" || o == "fsync=volatile" })
 }
 
 // markOfContainer returns the path of the kernel's mark in a container's layer.
@@ -36,7 +37,7 @@ func markOfContainer(t *testing.T, r *rig, c *testContainer) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return markOf(mounts)
+	return mnt.VolatileMark(mounts)
 }
 
 // TestVolatileLayer: a container's layer is mounted with "volatile". Its content survives until the next start in the
@@ -52,10 +53,10 @@ func TestVolatileLayer(t *testing.T) {
 		c.exec("echo written >/kept")
 		r.restart(p.known(c))
 		c.stop(0)
-		if !exists(markOfContainer(t, r, c)) {
+		if !ledger.Exists(markOfContainer(t, r, c)) {
 			t.Error("the kernel left no mark, so the test proves nothing")
 		}
-		if err := unmount(rootfsDir(r.cfg.bundle(p.ID, c.ID))); err != nil {
+		if err := mnt.Unmount(rootfsDir(r.cfg.bundle(p.ID, c.ID))); err != nil {
 			t.Fatal(err)
 		}
 		r.restart(p.known(c))
@@ -116,7 +117,7 @@ func TestLayerWithoutVolatile(t *testing.T) {
 	c.waitLog("up")
 	c.exec("echo written >/kept")
 	c.stop(0)
-	if err := unmount(rootfsDir(r.cfg.bundle(p.ID, c.ID))); err != nil {
+	if err := mnt.Unmount(rootfsDir(r.cfg.bundle(p.ID, c.ID))); err != nil {
 		t.Fatal(err)
 	}
 	r.volatile = false

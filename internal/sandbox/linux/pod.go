@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -55,7 +57,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	if spec.PodModes(p).IPC != runtimeapi.NamespaceMode_NODE {
-		if err := mountTmpfs(files.shm, fmt.Sprintf("mode=1777,size=%d%s%s", shmSize, ownerOptions(p), b.contextOption(labels.Mount))); err != nil {
+		if err := mnt.Tmpfs(files.shm, fmt.Sprintf("mode=1777,size=%d%s%s", shmSize, ownerOptions(p), b.contextOption(labels.Mount))); err != nil {
 			return fmt.Errorf("the pod's /dev/shm: %w", err)
 		}
 	}
@@ -88,7 +90,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 // init process, which holds the network namespace, and to release the volumes: the caller unmounts them and detaches
 // their devices before it removes the containers. RemoveSandbox removes the rest.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
-	return errors.Join(b.stopPause(ctx, p.ID), unexposeAll(b.cfg.podRunDir(p.ID)))
+	return errors.Join(b.stopPause(ctx, p.ID), mnt.UnexposeAll(b.cfg.podRunDir(p.ID)))
 }
 
 func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
@@ -113,18 +115,18 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	}
 	pins, _ := filepath.Glob(filepath.Join(run, "ns", "*"))
 	for _, pin := range pins {
-		if err := removeMountPoint(pin); err != nil {
+		if err := mnt.RemovePoint(pin); err != nil {
 			return err
 		}
 	}
 	if err := fpUnpinned.Hit(ctx); err != nil {
 		return err
 	}
-	if err := unexposeAll(run); err != nil {
+	if err := mnt.UnexposeAll(run); err != nil {
 		return err
 	}
 	for _, dir := range []string{"shm", "etc"} {
-		if err := removeMountPoint(filepath.Join(run, dir)); err != nil {
+		if err := mnt.RemovePoint(filepath.Join(run, dir)); err != nil {
 			return err
 		}
 	}
@@ -137,15 +139,6 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	}
 	b.labels.Release(podID)
 	return nil
-}
-
-// removeMountPoint unmounts and removes a directory or a pin. It never deletes files inside a mount, because the
-// removal fails if a mount is left. It succeeds if the path does not exist.
-func removeMountPoint(path string) error {
-	if err := unmount(path); err != nil {
-		return err
-	}
-	return ledger.RemoveFile(path)
 }
 
 // sandboxReady reports whether all shared parts of the pod exist, except the files for /etc, which makeEtc can
@@ -162,5 +155,5 @@ func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 			return false
 		}
 	}
-	return mountedOn(filesOf(p, run).shm) && (at.net == "" || pinned(at.net))
+	return mnt.IsMounted(filesOf(p, run).shm) && (at.net == "" || pinned(at.net))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 )
 
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
@@ -53,7 +54,7 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if !b.sandboxReady(p) {
 		return false
 	}
-	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mountedOn(files.etc) { // after an upgrade from a version that kept the files elsewhere
+	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mnt.IsMounted(files.etc) { // after an upgrade from a version that kept the files elsewhere
 		labels, err := b.cfg.readLabels(p.ID)
 		if err == nil {
 			err = b.makeEtc(p, files, labels.Mount)
@@ -279,7 +280,7 @@ func (b *Backend) releaseOrphans(ctx context.Context, keep map[string]bool) erro
 func idsIn(dir string) (ids []string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if idPattern().MatchString(e.Name()) {
+		if cgroup.ID().MatchString(e.Name()) {
 			ids = append(ids, e.Name())
 		}
 	}

@@ -14,6 +14,9 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -102,7 +105,7 @@ func TestRecoverAfterReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, m := range mountsBelow(filepath.Dir(r.cfg.Root)) {
-		if err := unmount(m); err != nil {
+		if err := mnt.Unmount(m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -175,11 +178,11 @@ func TestRecoverRemovesOrphans(t *testing.T) {
 			t.Errorf("status of the recorded container: got %+v, want running", s)
 		}
 		for _, dir := range []string{r.cfg.podDir(p.ID), r.cfg.podRunDir(p.ID)} {
-			if exists(dir) {
+			if ledger.Exists(dir) {
 				t.Errorf("%s still exists", dir)
 			}
 		}
-		if !exists(foreign) {
+		if !ledger.Exists(foreign) {
 			t.Error("a foreign file was removed")
 		}
 		_ = os.Remove(foreign)
@@ -280,7 +283,7 @@ func TestPanicInAStart(t *testing.T) {
 		if err := r.RemoveContainer(t.Context(), p.Pod, removed.Container); err != nil {
 			t.Fatal(err)
 		}
-		if left := monitors(r.cfg.Root)[removed.ID]; left.Pid != 0 || exists(filepath.Join(r.cfg.ociDir(), removed.ID)) {
+		if left := monitors(r.cfg.Root)[removed.ID]; left.Pid != 0 || ledger.Exists(filepath.Join(r.cfg.ociDir(), removed.ID)) {
 			t.Errorf("after the removal: got conmon %d and the runtime's state, want neither", left.Pid)
 		}
 		started := p.container("echo up; " + forever)
@@ -319,8 +322,8 @@ func TestRecoverSweepsProbes(t *testing.T) {
 			t.Errorf("cgroups: got %v, want %s among them", names, id)
 		}
 		r.restart()
-		if err := trial.Wait(t.Context()); err != nil || exists(dir) || r.runtime.knows(id) {
-			t.Errorf("the trial container's process: %v; directory exists: %v; the runtime knows it: %v", err, exists(dir), r.runtime.knows(id))
+		if err := trial.Wait(t.Context()); err != nil || ledger.Exists(dir) || r.runtime.knows(id) {
+			t.Errorf("the trial container's process: %v; directory exists: %v; the runtime knows it: %v", err, ledger.Exists(dir), r.runtime.knows(id))
 		}
 		if names := r.cgroups.Names(); slices.Contains(names, id) {
 			t.Errorf("cgroups: got %v, want no %s", names, id)

@@ -69,12 +69,12 @@ func TestHooks(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.start()
-		if !exists(started) || exists(stopped) {
-			t.Errorf("after the start: got hooks run %v and %v, want the first", exists(started), exists(stopped))
+		if !ledger.Exists(started) || ledger.Exists(stopped) {
+			t.Errorf("after the start: got hooks run %v and %v, want the first", ledger.Exists(started), ledger.Exists(stopped))
 		}
 		c.stop(0)
-		if err := r.RemoveContainer(t.Context(), p.Pod, c.Container); err != nil || !exists(stopped) {
-			t.Errorf("after the removal: got hook run %v, error %v; want it run", exists(stopped), err)
+		if err := r.RemoveContainer(t.Context(), p.Pod, c.Container); err != nil || !ledger.Exists(stopped) {
+			t.Errorf("after the removal: got hook run %v, error %v; want it run", ledger.Exists(stopped), err)
 		}
 	})
 }

@@ -18,6 +18,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -211,7 +214,7 @@ func (r *rig) sweep() {
 	_, _ = b.Recover(context.Background(), nil, func(sandbox.Event) {})
 	_ = b.Close()
 	for _, m := range mountsBelow(filepath.Dir(r.cfg.Root)) {
-		_ = unmount(m)
+		_ = mnt.Unmount(m)
 	}
 }
 
@@ -279,14 +282,14 @@ func (r *rig) makeNetns(p *sandbox.Pod) string {
 	if err := os.WriteFile(name, nil, 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { _ = unmount(name) })
+	tb.Cleanup(func() { _ = mnt.Unmount(name) })
 	if p.IDMap() != nil {
 		if err := r.MakeNetns(p, name); err != nil {
 			tb.Fatal(err)
 		}
 		return name
 	}
-	err := onNewThread(func() error {
+	err := mnt.OnNewThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}

@@ -17,6 +17,9 @@ import (
 	"github.com/Masterminds/semver/v3"
 	"github.com/containerd/containerd/v2/pkg/sys"
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runc "github.com/containerd/go-runc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
@@ -186,7 +189,7 @@ func (b *Backend) sweepProbes(ctx context.Context) error {
 	var errs []error
 	for id := range ids {
 		m := staleProbe().FindStringSubmatch(id)
-		if m == nil || exists("/proc/"+m[1]) {
+		if m == nil || ledger.Exists("/proc/"+m[1]) {
 			continue
 		}
 		group := filepath.Join(b.cgroups.Parent, cgroup.Mark+id)
@@ -230,7 +233,7 @@ func (r ociRuntime) probeUserNamespace(ctx context.Context, cfg Config, g cgroup
 	const flags = unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	return sys.UnshareAfterEnterUserns(mapping(ids), mapping(ids), flags, func(pid int) error {
 		ns := fmt.Sprintf("/proc/%d/ns/", pid)
-		if err := probeMappedMounts(ns+"user", cfg.Root, "/", cfg.RunDir); err != nil {
+		if err := mnt.ProbeMapped(ns+"user", cfg.Root, "/", cfg.RunDir); err != nil {
 			return err
 		}
 		return r.tryBundle(ctx, dir, g, usersProbeSpec(ns, ids), func(_, _ string) {})
@@ -430,7 +433,7 @@ func (r ociRuntime) delete(ctx context.Context, id string) error {
 func (r ociRuntime) forget(id string) error { return os.RemoveAll(filepath.Join(r.root, id)) }
 
 // knows reports whether the runtime's state has a directory for a container. Both crun and runc create one.
-func (r ociRuntime) knows(id string) bool { return exists(filepath.Join(r.root, id)) }
+func (r ociRuntime) knows(id string) bool { return ledger.Exists(filepath.Join(r.root, id)) }
 
 // started reports whether the container's program was started.
 func (r ociRuntime) started(ctx context.Context, id string) bool {

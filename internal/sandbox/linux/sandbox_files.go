@@ -7,8 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -68,7 +70,7 @@ func (b *Backend) makeEtc(p *sandbox.Pod, f podFiles, label string) error {
 		}
 	}
 	size := len(resolv) + len(hosts) + etcSpare
-	if err := mountTmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s%s", size, etcInodes, ownerOptions(p), b.contextOption(label))); err != nil {
+	if err := mnt.Tmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s%s", size, etcInodes, ownerOptions(p), b.contextOption(label))); err != nil {
 		return fmt.Errorf("the pod's files for /etc: %w", err)
 	}
 	for _, file := range []struct {
@@ -101,20 +103,6 @@ func chownToPod(p *sandbox.Pod, name string) error {
 		return nil
 	}
 	return os.Chown(name, int(ids.Users.First), int(ids.Groups.First))
-}
-
-// mountTmpfs mounts a new tmpfs on a directory and replaces any existing mount.
-func mountTmpfs(dir, options string) error {
-	if err := unmount(dir); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
-		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
-	}
-	return nil
 }
 
 // resolvConf returns the pod's resolv.conf(5). On the host network it is the node's file, unless the request sets
@@ -164,11 +152,4 @@ func ignoreMissing(content []byte, err error) ([]byte, error) {
 		return nil, nil
 	}
 	return content, err
-}
-
-// mountedOn reports whether dir is a mount point.
-func mountedOn(dir string) bool {
-	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
-	return err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 }

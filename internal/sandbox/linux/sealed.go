@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 )
 
 // sealed is an OCI runtime's program behind a read-only mount.
@@ -32,7 +34,7 @@ func seal(program, version string) *sealed {
 	if !ok || filepath.Base(program) != name || !isELF(program) {
 		return nil
 	}
-	file, err := cloneReadOnly(program, nil)
+	file, err := mnt.CloneReadOnly(program, nil)
 	if err != nil {
 		return nil
 	}
@@ -69,7 +71,7 @@ func (s *sealed) refresh() error {
 	if err != nil || os.SameFile(now, mounted) {
 		return err
 	}
-	fresh, err := cloneReadOnly(s.source, nil)
+	fresh, err := mnt.CloneReadOnly(s.source, nil)
 	if err != nil {
 		return err
 	}

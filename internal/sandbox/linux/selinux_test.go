@@ -9,9 +9,13 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	goselinux "github.com/opencontainers/selinux/go-selinux"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -159,9 +163,9 @@ func TestLabelledView(t *testing.T) {
 	for range 2 { // the second attempt finds the empty directory
 		mounts, err := r.labelledView([]mount.Mount{{Type: "bind", Source: layer, Options: []string{"ro", "rbind"}}}, "x:x:x:s0", bundle)
 		require.NoError(t, err)
-		require.NoError(t, mountOn(mounts, target))
+		require.NoError(t, mnt.Mount(mounts, target))
 	}
-	t.Cleanup(func() { _ = unmount(target) })
+	t.Cleanup(func() { _ = mnt.Unmount(target) })
 	assert.Contains(t, mountOptions(t, target), selinuxtest.MountOption)
 	got, err := os.ReadFile(filepath.Join(target, "file"))
 	require.NoError(t, err)

@@ -101,7 +101,7 @@ func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Containe
 	}
 	if p.IDMap() != nil {
 		facts["imageOwners"] = "mapped"
-		if exists(copiedFile(b.bundleOf(h))) {
+		if mappedLayerOf(p, b.bundleOf(h)).Copied() {
 			facts["imageOwners"] = "copied"
 		}
 	}

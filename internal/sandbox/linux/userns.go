@@ -16,6 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 )
 
 // A pod with a user namespace (sandbox.Pod.IDMap) owns all its namespaces: they are made together, by a process that
@@ -84,7 +85,7 @@ func makeUserNamespace(ids *sandbox.IDMap, at pins) error {
 	if err != nil {
 		err = fmt.Errorf("make the pod's user namespace: %w", err)
 		for _, pin := range wanted {
-			err = errors.Join(err, unmount(pin))
+			err = errors.Join(err, mnt.Unmount(pin))
 		}
 	}
 	return err

@@ -15,9 +15,13 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
@@ -128,7 +132,7 @@ func TestImageIsCopied(t *testing.T) {
 		os.WriteFile(filepath.Join(base, "of-user"), nil, 0o640), os.Chown(filepath.Join(base, "of-user"), 1000, 2000),
 		os.WriteFile(filepath.Join(base, "setuid"), nil, 0o600), os.Chmod(filepath.Join(base, "setuid"), 0o755|os.ModeSetuid),
 		os.Symlink("/etc/passwd", filepath.Join(base, "link")), copyFile("/bin/busybox", capable),
-		unix.Setxattr(capable, capabilityAttr, []byte("\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0), // cap_net_bind_service
+		unix.Setxattr(capable, "security.capability", []byte("\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0), // cap_net_bind_service
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -142,7 +146,7 @@ func TestImageIsCopied(t *testing.T) {
 	if _, err := r.Specify(t.Context(), p.Pod, early); err != nil {
 		t.Fatal(err)
 	}
-	if dir := exposeDir(r.cfg.podRunDir(p.ID), early.ID); exists(dir) {
+	if dir := filepath.Join(r.cfg.podRunDir(p.ID), "mounts", early.ID); ledger.Exists(dir) {
 		t.Errorf("Specify mounted clones in %s", dir)
 	}
 	if _, err := r.CreateContainer(t.Context(), p.Pod, early); err != nil {
@@ -166,7 +170,7 @@ func TestImageIsCopied(t *testing.T) {
 		}
 	}
 	attr := make([]byte, 64)
-	n, err := unix.Getxattr(filepath.Join(rootfsDir(r.cfg.bundle(p.ID, c.ID)), "bin/capable"), capabilityAttr, attr)
+	n, err := unix.Getxattr(filepath.Join(rootfsDir(r.cfg.bundle(p.ID, c.ID)), "bin/capable"), "security.capability", attr)
 	if err != nil || n != 24 || attr[3] != 3 || attr[23] != byte(firstID>>24) {
 		t.Errorf("capabilities of a copied program: %x, %v; want version 3 with the pod's root", attr[:max(n, 0)], err)
 	}
@@ -182,7 +186,7 @@ func TestImageIsCopied(t *testing.T) {
 	// As if the daemon had been killed while it copied the files after a reboot.
 	bundle := r.cfg.bundle(p.ID, c.ID)
 	for _, err := range []error{
-		unexpose(r.cfg.podRunDir(p.ID), c.ID), os.Rename(copiedFile(bundle), copyingFile(bundle)),
+		mnt.Unexpose(r.cfg.podRunDir(p.ID), c.ID), os.Rename(filepath.Join(bundle, "copied"), filepath.Join(bundle, "copying")),
 		os.Chown(filepath.Join(rootfsDir(bundle), "of-user"), 1000, 2000),
 	} {
 		if err != nil {
@@ -190,8 +194,8 @@ func TestImageIsCopied(t *testing.T) {
 		}
 	}
 	r.restart(p.known(c))
-	if got := c.start().exec("stat -c %u:%g /of-user"); got != "1000:2000" || !exists(copiedFile(bundle)) {
-		t.Errorf("after an interrupted copy: got owner %s and mark %v, want 1000:2000 and a mark", got, exists(copiedFile(bundle)))
+	if got := c.start().exec("stat -c %u:%g /of-user"); got != "1000:2000" || !ledger.Exists(filepath.Join(bundle, "copied")) {
+		t.Errorf("after an interrupted copy: got owner %s and mark %v, want 1000:2000 and a mark", got, ledger.Exists(filepath.Join(bundle, "copied")))
 	}
 
 	volume := filepath.Join(t.TempDir(), "volume")
@@ -225,7 +229,7 @@ func unmapable(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unmount(dir); err != nil {
+		if err := mnt.Unmount(dir); err != nil {
 			t.Error(err)
 		}
 	})
@@ -296,7 +300,7 @@ func TestMountsKeepTheirFlags(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := unmount(dir); err != nil {
+			if err := mnt.Unmount(dir); err != nil {
 				t.Error(err)
 			}
 		})
