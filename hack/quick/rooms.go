@@ -104,6 +104,7 @@ var costs = map[string]int{
 	"internal/edge/runtime/unitpods":           22,
 	"internal/node":                            25,
 	"internal/sandbox/linux":                   80,
+	"internal/sandbox/linux/internal/oci":      6,
 	"internal/sandbox/vm":                      90,
 	"internal/sandbox/vm/internal/agent":       30,
 	"internal/sandbox/vm/internal/console":     6,

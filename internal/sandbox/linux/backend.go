@@ -14,9 +14,6 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
-
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
-
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
@@ -25,7 +22,9 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/notifier"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 	"github.com/tripod-run/tripod/internal/stats"
@@ -53,13 +52,16 @@ type Config struct {
 	Annotations sandbox.AllowList
 	// Tried are the results of trials that Open need not repeat, because the kernel and the programs are always the same. Open
 	// tries a runtime with another version. It does not run conmon if there are any.
-	Tried []Tried
+	Tried []oci.Tried
 	// ExecStarts is how many programs Exec starts at the same time; 0: no limit. A program that its caller gives up is started
 	// and then killed, so those of frequent probes would pile up where a start takes longer than the probes wait.
 	ExecStarts int
 	// NoUserNamespaces refuses pods with user namespaces, without a trial.
 	NoUserNamespaces bool
 }
+
+// DebianCrun is what the trial of Debian 12's crun shows, for Config.Tried.
+var DebianCrun = []oci.Tried{{Version: "crun version 1.8.1", RecursiveReadOnly: true, Releases: true}}
 
 // Services are the parts of the node that the backend uses.
 type Services struct {
@@ -96,10 +98,10 @@ type Backend struct {
 	images  ImageStore
 	log     *slog.Logger
 	host    spec.Host
-	runtime ociRuntime
-	conmon  monitor
+	runtime oci.Runtime
+	conmon  oci.Monitor
 	cgroups cgroups
-	joins   *joins
+	joins   *oci.Joins
 	sampler *stats.Sampler
 	// volatile means that containers' layers are mounted with the option "volatile".
 	volatile bool
@@ -109,7 +111,7 @@ type Backend struct {
 	notifier  *notifier.Listener
 	forbidden *forbiddenCalls
 	// users repeats the trial of user namespaces.
-	users *usersProbe
+	users *oci.UsersTrial
 
 	ledger *ledger.Ledger[state, life]
 	// sessions serves the sessions in the daemon: calls of ExecSync, and what another process cannot serve.
@@ -173,18 +175,18 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 		defer close(profile)
 		profile <- loadDefaultProfile(ctx, host, s.Logger)
 	})()
-	rt, err := findRuntime(ctx, cfg, groups)
+	rt, err := oci.FindRuntime(ctx, cfg.oci(), groups.Tree)
 	host.AppArmorProfile = <-profile
 	if err != nil {
 		return nil, err
 	}
 	labels := openLabels(s.Logger)
 	host.SELinux = labels != nil
-	host.Runtime = rt.features
-	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
-	conmon, err := openMonitor(ctx, cfg, groups)
+	host.Runtime = rt.Features
+	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.RecursiveReadOnly
+	conmon, err := oci.OpenMonitor(ctx, cfg.oci(), groups.Tree)
 	if err != nil {
-		rt.sealed.close()
+		rt.Close()
 		return nil, err
 	}
 	noVolatile := mnt.ProbeVolatile(cfg.Root)
@@ -192,31 +194,31 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 		s.Logger.Warn("removing a container waits for all pending writes of its file system", "err", noVolatile,
 			"reason", "overlays cannot be mounted with \"volatile\" (Linux 5.10)")
 	}
-	s.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
-		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly, "user_namespaces", rt.userNamespaces == nil)
+	s.Logger.Info("linux backend", "runtime", rt.Path, "version", rt.Version, "conmon", conmon.Path,
+		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly, "user_namespaces", rt.UserNamespaces == nil)
 	b := &Backend{
-		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups, joins: newJoins(groups),
+		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups, joins: oci.NewJoins(groups.Tree),
 		sampler: stats.NewSampler(8192), volatile: noVolatile == nil, labels: labels,
 		ledger:   ledger.New[state, life](format, cfg.stateFile, s.Logger),
-		sessions: newSessions(s.Logger, conmon.spawner, cfg.ExecStarts), pauses: map[string]*process.Process{},
-		forbidden: newForbiddenCalls(), users: newUsersProbe(rt.userNamespaces),
+		sessions: newSessions(s.Logger, conmon.Spawner, cfg.ExecStarts), pauses: map[string]*process.Process{},
+		forbidden: newForbiddenCalls(), users: oci.NewUsersTrial(rt.UserNamespaces),
 	}
 	if b.notifier, err = notifier.Listen(cfg.notifierSocket(), b.reportForbidden, s.Logger); err != nil {
 		s.Logger.Warn("containers cannot have a seccomp notifier", "err", err)
 	}
 	if !cfg.NoUserNamespaces {
-		b.users.begin(s.Logger, func(ctx context.Context) error { return rt.probeUserNamespace(ctx, cfg, groups) })
+		b.users.Begin(s.Logger, func(ctx context.Context) error { return rt.ProbeUserNamespace(ctx, cfg.oci(), groups.Tree) })
 	}
 	return b, nil
 }
 
 // Close releases what Open acquired. Containers keep running; the backend must not be used afterwards.
 func (b *Backend) Close() error {
-	b.users.end()
+	b.users.End()
 	if b.notifier != nil {
 		_ = b.notifier.Close()
 	}
-	b.runtime.sealed.close()
+	b.runtime.Close()
 	return b.sessions.Close()
 }
 
@@ -274,7 +276,7 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 		RecursiveReadOnlyMounts:  b.host.RecursiveReadOnly,
 		MountOptions:             true,
 		SupplementalGroupsPolicy: true,
-		UserNamespaces:           b.users.reason() == nil,
+		UserNamespaces:           b.users.Reason() == nil,
 		MapsIDs:                  true,
 	}
 }
@@ -282,7 +284,7 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 // hostNow returns what the host can do, as far as that changes.
 func (b *Backend) hostNow() spec.Host {
 	host := b.host
-	host.UserNamespaces = b.users.reason()
+	host.UserNamespaces = b.users.Reason()
 	return host
 }
 
@@ -320,4 +322,25 @@ func (b *Backend) validatePod(p *sandbox.Pod) error {
 		}
 	}
 	return b.cgroups.ValidParent(p.Config.GetLinux().GetCgroupParent())
+}
+
+// installed returns errdefs.ErrNotFound if a program that the backend needs is not in PATH, and errdefs.ErrUnavailable if the
+// node then has pods that need it: the program may be about to come back.
+func (c Config) installed() error {
+	missing := c.oci().Missing()
+	if missing == "" {
+		return nil
+	}
+	if pods := idsIn(c.Root); len(pods) > 0 {
+		return fmt.Errorf("%s, but %d pods of this node need it: %w", missing, len(pods), errdefs.ErrUnavailable)
+	}
+	return fmt.Errorf("%s: %w", missing, errdefs.ErrNotFound)
+}
+
+// oci returns the part of the configuration that is about the OCI runtime and conmon.
+func (c Config) oci() oci.Config {
+	return oci.Config{
+		Runtime: c.Runtime, Conmon: c.Conmon, Bundles: c.Root, RunDir: c.RunDir, StateDir: c.ociDir(), ExitDir: c.exitDir(),
+		LogSizeMax: c.LogSizeMax, Tried: c.Tried, NoUserNamespaces: c.NoUserNamespaces,
+	}
 }

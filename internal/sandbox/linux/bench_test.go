@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 )
 
 // BenchmarkStart measures each step of a container's life in milliseconds.
@@ -127,7 +128,7 @@ func BenchmarkIdleMemory(b *testing.B) {
 	}
 	for b.Loop() {
 		var pss, rss float64
-		for _, m := range monitors(r.cfg.Root) {
+		for _, m := range oci.Monitors(r.cfg.Root) {
 			pss, rss = pss+rollup(b, m.Pid, "Pss:"), rss+rollup(b, m.Pid, "Rss:")
 		}
 		b.ReportMetric(pss/containers, "pss-KiB")

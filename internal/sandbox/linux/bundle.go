@@ -13,11 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
-
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/tripod-run/tripod/internal/cdi"
@@ -25,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/notifier"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
@@ -68,7 +65,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		r := s.Resolved
 		return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}, nil
 	}
-	b.joins.expect() // in time for a start that follows
+	b.joins.Expect() // in time for a start that follows
 	config, answer, err := b.specify(ctx, p, c)
 	if err != nil {
 		return sandbox.Resolved{}, err

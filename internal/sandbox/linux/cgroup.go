@@ -1,7 +1,6 @@
 package linux
 
 import (
-	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -90,13 +89,4 @@ func (g cgroups) limit(p *sandbox.Pod) error {
 		return nil
 	}
 	return g.Apply(dir, g.Limits(linux.GetResources(), linux.GetOverhead()))
-}
-
-// withoutCPU leaves out the v1 hierarchy that divides CPU time.
-func (g cgroups) withoutCPU() cgroups {
-	if !g.V2 {
-		g.Roots = maps.Clone(g.Roots)
-		delete(g.Roots, g.Hierarchy("cpu"))
-	}
-	return g
 }

@@ -14,7 +14,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -145,8 +144,8 @@ func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	waitProgram(t, l.init.Pid, c.Config.Command[0])
-	return l.init.Pid
+	waitProgram(t, l.Init.Pid, c.Config.Command[0])
+	return l.Init.Pid
 }
 
 // waitProgram waits until a process has executed the named program: the OCI runtime reports a start before that.

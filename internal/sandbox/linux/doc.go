@@ -29,6 +29,7 @@
 // # Subpackages
 //
 //	internal/spec       builds the OCI specification of a container
+//	internal/oci        runs containers with crun or runc and conmon
 //	internal/apparmor   loads the default AppArmor profile, and finds which profiles the kernel has
 //	internal/selinux    assigns SELinux labels to pods and containers, and relabels volumes
 //	internal/mnt        makes and removes mounts: layers and views of images, tmpfs, and mapped clones

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/health"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -36,11 +36,7 @@ func Doctor(ctx context.Context, cfg Config, optional bool) []health.Finding {
 	if err == nil {
 		findings = append(findings, doctorRuntimes(ctx, cfg, g)...)
 	}
-	if m, err := findMonitor(ctx, cfg); err != nil {
-		add(health.Finding{Subject: "conmon", Required: true, Detail: err.Error(), Remedy: "apt-get install conmon"})
-	} else {
-		add(health.Finding{Subject: "conmon", Required: true, OK: true, Detail: m.path + ": " + m.version})
-	}
+	add(oci.MonitorFinding(ctx, cfg.oci()))
 	if path := cfg.catatonit(); path == "" {
 		add(health.Finding{Subject: "catatonit", Detail: "not found: pods whose containers share a PID namespace are refused",
 			Remedy: "apt-get install catatonit"})
@@ -69,7 +65,7 @@ func cgroupFinding(g cgroups, err error) health.Finding {
 	return f
 }
 
-func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []health.Finding) {
+func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) []health.Finding {
 	dir, err := os.MkdirTemp("", "tripod-doctor-")
 	if err != nil {
 		return []health.Finding{{Subject: "temporary directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
@@ -86,43 +82,7 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []heal
 			}
 		}()
 	}
-	works := false
-	var more []health.Finding // about the runtimes that work
-	for _, name := range cfg.runtimes() {
-		f := health.Finding{Subject: "OCI runtime " + name}
-		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
-			f.OK, f.Detail, works = true, rt.path+": "+rt.version, true
-			more = append(more, advisoryFinding(rt.version, packageOf(ctx, rt.path)), usersFinding(name, rt))
-			rt.sealed.close()
-		} else {
-			f.Detail, f.Remedy = err.Error(), runtimeRemedy(name, err)
-		}
-		findings = append(findings, f)
-	}
-	for i := range findings {
-		findings[i].Required = !works // one working runtime is enough
-	}
-	return append(findings, more...)
-}
-
-func usersFinding(name string, rt ociRuntime) health.Finding {
-	f := health.Finding{Subject: "user namespaces with " + name, OK: rt.userNamespaces == nil, Detail: "a trial container works"}
-	if !f.OK {
-		f.Detail = rt.userNamespaces.Error() + ": pods with hostUsers: false are refused"
-		f.Remedy = "use Linux 5.19 or newer, set user.max_user_namespaces above 0, and let others pass through the parents of the state directory (chmod o+x)"
-	}
-	return f
-}
-
-func runtimeRemedy(name string, err error) string {
-	switch {
-	case strings.Contains(err.Error(), exec.ErrNotFound.Error()):
-		return "apt-get install " + name
-	case strings.Contains(err.Error(), "hybrid"), strings.Contains(err.Error(), "cgroup"):
-		return "crun needs pure cgroup v1 or v2: boot with systemd.unified_cgroup_hierarchy=1, unmount " +
-			"/sys/fs/cgroup/unified, or use runc"
-	}
-	return "run the command manually to see more, or configure another runtime"
+	return oci.RuntimeFindings(ctx, cfg.oci(), g.Tree)
 }
 
 // pidfdFinding tests pidfd_open(2), which the backend uses to notice that a container has ended.

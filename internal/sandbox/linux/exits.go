@@ -2,12 +2,9 @@ package linux
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -36,8 +34,8 @@ func (b *Backend) exitFile(id string) string { return filepath.Join(b.cfg.exitDi
 // polling: init, which ends with the container, and conmon, which ends after it has written the exit file.
 func (b *Backend) watch(h *handle, l *life) {
 	select {
-	case <-l.init.Dead:
-	case <-l.conmon.Dead:
+	case <-l.Init.Dead:
+	case <-l.Conmon.Dead:
 	}
 	b.settle(h, l)
 	status := b.record(h, l, b.asForbidden(h.ID, b.findEnd(h, l)))
@@ -48,26 +46,26 @@ func (b *Backend) watch(h *handle, l *life) {
 // still running in the container.
 func (b *Backend) settle(h *handle, l *life) {
 	s, _ := h.Snapshot()
-	if l.init.Alive() {
+	if l.Init.Alive() {
 		// Without conmon, no process reads the container's output or records its exit code, so the container must
 		// not continue. If the exit file exists, the kernel is about to report init's end.
 		if !ledger.Exists(b.exitFile(h.ID)) {
-			b.log.Error("conmon exited before its container; killing the container", "container", h.ID, "conmon", l.conmon.Pid)
+			b.log.Error("conmon exited before its container; killing the container", "container", h.ID, "conmon", l.Conmon.Pid)
 		}
 		b.killLife(h, l)
-		if !l.init.WaitFor(drainTime) {
-			b.log.Error("the container's init cannot be killed", "container", h.ID, "pid", l.init.Pid)
-			<-l.init.Dead
+		if !l.Init.WaitFor(drainTime) {
+			b.log.Error("the container's init cannot be killed", "container", h.ID, "pid", l.Init.Pid)
+			<-l.Init.Dead
 		}
 		return
 	}
 	if !s.OwnPID {
 		b.killLife(h, l) // the processes that the container left in a shared PID namespace
 	}
-	if !l.conmon.WaitFor(drainTime) {
-		b.log.Error("conmon does not exit; killing it", "container", h.ID, "conmon", l.conmon.Pid)
-		_ = l.conmon.KillGroup()
-		<-l.conmon.Dead
+	if !l.Conmon.WaitFor(drainTime) {
+		b.log.Error("conmon does not exit; killing it", "container", h.ID, "conmon", l.Conmon.Pid)
+		_ = l.Conmon.KillGroup()
+		<-l.Conmon.Dead
 	}
 }
 
@@ -86,7 +84,7 @@ func (b *Backend) record(h *handle, l *life, e end) sandbox.Status {
 // findEnd determines how a container ended, once its processes are gone.
 func (b *Backend) findEnd(h *handle, l *life) end {
 	s, _ := h.Snapshot()
-	code, at, err := readExit(b.exitFile(h.ID))
+	code, at, err := oci.ReadExit(b.exitFile(h.ID))
 	if err != nil {
 		message := "its monitor was killed"
 		if !errors.Is(err, os.ErrNotExist) {
@@ -155,19 +153,4 @@ func (b *Backend) podOOMKills(container string) uint64 {
 		}
 	}
 	return kills
-}
-
-// readExit returns the exit code in an exit file and the file's modification time. The code is 128 + N if signal N
-// killed the program.
-func readExit(name string) (code int32, at time.Time, err error) {
-	raw, err := os.ReadFile(name)
-	if err != nil {
-		return 0, time.Time{}, err
-	}
-	info, err := os.Stat(name)
-	n, parseErr := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 32)
-	if err := errors.Join(err, parseErr); err != nil {
-		return 0, time.Time{}, fmt.Errorf("exit file %s: %w", name, err)
-	}
-	return int32(n), info.ModTime(), nil
 }

@@ -18,12 +18,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 	"github.com/tripod-run/tripod/internal/spans"
 )
 
 var (
-	fpConmon    = failpoint.New("linux.start-container.conmon")
 	fpCreated   = failpoint.New("linux.start-container.created")
 	fpStarted   = failpoint.New("linux.start-container.started")
 	fpSignalled = failpoint.New("linux.stop-container.signalled")
@@ -43,7 +43,7 @@ func (b *Backend) bundleOf(h *handle) string { return b.cfg.bundle(h.PodID, h.ID
 
 // life is one run of a container, from its start until its end is recorded.
 type life struct {
-	launched
+	oci.Processes
 	// ended is closed when the end is recorded in the handle and on disk.
 	ended chan struct{}
 
@@ -54,7 +54,7 @@ type life struct {
 	killed    bool        // it was killed as ordered: kill fired, or the stop signal is SIGKILL
 }
 
-func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }
+func newLife(l oci.Processes) *life { return &life{Processes: l, ended: make(chan struct{})} }
 
 // wait waits until the end of the container is recorded.
 func (l *life) wait(ctx context.Context, id string) error {
@@ -76,7 +76,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if h == nil {
 		return err
 	}
-	b.joins.expect()
+	b.joins.Expect()
 	if s, _ := h.Snapshot(); s.Phase != ledger.Created {
 		if err := b.clearEarlierRun(ctx, h); err != nil {
 			return err
@@ -117,15 +117,13 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		}
 	}
 	s, _ := h.Snapshot()
-	var got launched
+	var got oci.Processes
 	var began time.Time
 	err := guard.Call(b.log, "StartContainer", func() (err error) {
-		create, end := spans.Start(ctx, "oci.create", spans.String("oci.runtime", filepath.Base(b.runtime.path)))
-		got, err = b.conmon.start(create, launch{
-			id: h.ID, bundle: b.bundleOf(h), logPath: s.LogPath,
-			stdin: c.Config.GetStdin(), stdinOnce: c.Config.GetStdinOnce(), tty: c.Config.GetTty(),
-			foreign: p.IDMap() != nil,
-		}, b.cfg, b.runtime)
+		create, end := spans.Start(ctx, "oci.create", spans.String("oci.runtime", filepath.Base(b.runtime.Path)))
+		got, err = b.conmon.Start(create, oci.Launch{
+			ID: h.ID, Bundle: b.bundleOf(h), LogPath: s.LogPath, Stdio: stdioOf(c), Foreign: p.IDMap() != nil,
+		}, b.runtime)
 		end(err)
 		if err != nil {
 			return err
@@ -138,7 +136,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		}
 		began = time.Now()
 		err = spans.Run(ctx, "oci.start", func(ctx context.Context) error {
-			return b.runtime.start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0)
+			return b.runtime.Start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0)
 		})
 		if err != nil {
 			return err
@@ -151,12 +149,17 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	return b.watchRunning(h, got, began)
 }
 
+// stdioOf returns how a container's stdio is connected.
+func stdioOf(c *sandbox.Container) oci.Stdio {
+	return oci.Stdio{Stdin: c.Config.GetStdin(), StdinOnce: c.Config.GetStdinOnce(), TTY: c.Config.GetTty()}
+}
+
 // watchRunning records that the container is running, and starts to watch it.
-func (b *Backend) watchRunning(h *handle, got launched, began time.Time) error {
+func (b *Backend) watchRunning(h *handle, got oci.Processes, began time.Time) error {
 	l := newLife(got)
 	h.Adopt(l)
 	_, err := h.Update(l, func(s *state) {
-		s.Phase, s.StartedAt, s.Init, s.Conmon = ledger.Running, began, got.init.ID, got.conmon.ID
+		s.Phase, s.StartedAt, s.Init, s.Conmon = ledger.Running, began, got.Init.ID, got.Conmon.ID
 	})
 	go guard.Func(b.log, "watch of a container", func() { b.watch(h, l) })()
 	return err
@@ -164,16 +167,16 @@ func (b *Backend) watchRunning(h *handle, got launched, began time.Time) error {
 
 // failStart rolls back a failed start. If the runtime refused, the container ends with StartError; if the caller went
 // away, the container returns to Created.
-func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause error) error {
+func (b *Backend) failStart(ctx context.Context, h *handle, got oci.Processes, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	if got.conmon != nil { // conmon is killed before init, so that it writes no exit file
-		_ = got.conmon.KillGroup()
-		got.conmon.WaitFor(cleanupTime)
+	if got.Conmon != nil { // conmon is killed before init, so that it writes no exit file
+		_ = got.Conmon.KillGroup()
+		got.Conmon.WaitFor(cleanupTime)
 	}
-	if got.init != nil {
-		_ = got.init.Signal(unix.SIGKILL)
-		got.init.Close()
+	if got.Init != nil {
+		_ = got.Init.Signal(unix.SIGKILL)
+		got.Init.Close()
 	}
 	err := b.clearEarlierRun(undo, h)
 	if ctx.Err() != nil {
@@ -195,14 +198,10 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 	if err := b.deleteRuntimeState(ctx, h.ID, s); err != nil {
 		return err
 	}
-	for _, name := range []string{
-		b.exitFile(h.ID), initPidFile(b.bundleOf(h)), conmonPidFile(b.bundleOf(h)), filepath.Join(b.bundleOf(h), "oom"),
-	} {
-		if err := ledger.RemoveFile(name); err != nil {
-			return err
-		}
+	if err := ledger.RemoveFile(b.exitFile(h.ID)); err != nil {
+		return err
 	}
-	return nil
+	return oci.RemoveRunFiles(b.bundleOf(h))
 }
 
 // deleteRuntimeState removes a container's cgroup and its state in the OCI runtime. If the container's start may have
@@ -212,7 +211,7 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 // state.Forgettable).
 func (b *Backend) deleteRuntimeState(ctx context.Context, id string, s state) error {
 	if s.Phase == ledger.Starting {
-		if err := b.killMonitor(ctx, monitors(b.cfg.Root)[id]); err != nil {
+		if err := b.killMonitor(ctx, oci.Monitors(b.cfg.Root)[id]); err != nil {
 			return fmt.Errorf("stop conmon after an interrupted start: %w", err)
 		}
 		if s.Cgroup != "" {
@@ -221,15 +220,15 @@ func (b *Backend) deleteRuntimeState(ctx context.Context, id string, s state) er
 			}
 		}
 	}
-	if s.Phase == ledger.Exited && s.Forgettable && !b.runtime.systemd {
-		return errors.Join(b.runtime.forget(id), b.cgroups.Remove(ctx, s.Cgroup))
+	if s.Phase == ledger.Exited && s.Forgettable && !b.runtime.Systemd {
+		return errors.Join(b.runtime.Forget(id), b.cgroups.Remove(ctx, s.Cgroup))
 	}
-	if err := b.runtime.delete(ctx, id); err != nil {
+	if err := b.runtime.Delete(ctx, id); err != nil {
 		if ctx.Err() != nil {
 			return err
 		}
 		b.log.Warn("the OCI runtime cannot delete a container; removing its state directly", "container", id, "err", err)
-		if err := b.runtime.forget(id); err != nil {
+		if err := b.runtime.Forget(id); err != nil {
 			return err
 		}
 	}
@@ -250,7 +249,7 @@ func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 		return err
 	}
 	if l != nil {
-		return pinPID(l.init, b.targetPin(p.ID, id))
+		return pinPID(l.Init, b.targetPin(p.ID, id))
 	}
 	return fmt.Errorf("target container %s of the PID namespace is not running in this pod: %w", target, errdefs.ErrFailedPrecondition)
 }
@@ -299,7 +298,7 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 	l.signalled = true
 	stop := spec.SignalNumber(s.Resolved.StopSignal)
 	l.killed = l.killed || stop == unix.SIGKILL
-	if err := l.init.Signal(stop); err != nil {
+	if err := l.Init.Signal(stop); err != nil {
 		return fmt.Errorf("send the stop signal: %w", err)
 	}
 	return nil
@@ -308,8 +307,8 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 // killLife kills all processes of the container, including those that the container left behind in a shared PID
 // namespace.
 func (b *Backend) killLife(h *handle, l *life) {
-	if err := l.init.Signal(unix.SIGKILL); err != nil {
-		b.log.Error("kill a container", "container", h.ID, "pid", l.init.Pid, "err", err)
+	if err := l.Init.Signal(unix.SIGKILL); err != nil {
+		b.log.Error("kill a container", "container", h.ID, "pid", l.Init.Pid, "err", err)
 	}
 	s, _ := h.Snapshot()
 	if s.OwnPID {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,9 +18,12 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 // chatter is a script that writes to both streams as fast as it can, so that conmon is almost always writing to its
@@ -38,7 +42,7 @@ func (c *testContainer) attach(ctx context.Context, req sandbox.AttachRequest) <
 	return result
 }
 
-func (c *testContainer) hub(t *testing.T) *hub {
+func (c *testContainer) hub(t *testing.T) *oci.Hub {
 	t.Helper()
 	_, l := c.handle(t).Snapshot()
 	if l == nil {
@@ -47,7 +51,7 @@ func (c *testContainer) hub(t *testing.T) *hub {
 	s := c.pod.r.Backend.sessions
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.hubs[l.init.ID]
+	return s.hubs[l.Init.ID]
 }
 
 func await(t *testing.T, what string, done <-chan struct{}) {
@@ -157,20 +161,20 @@ func TestEndOfInputBeforeClose(t *testing.T) {
 	for _, sent := range []bool{true, false} {
 		c := p.container("until test -e /go; do sleep 0.01; done; exec yes", func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }).start()
 		h := c.handle(t)
-		conn, err := dialAttach(t.Context(), r.bundleOf(h))
+		conn, err := unixsocket.DialPacket(t.Context(), filepath.Join(r.bundleOf(h), "attach"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if sent {
-			(&hub{conn: conn, disconnected: make(chan struct{})}).sendEOF()
+			sendEOF(t, conn)
 		}
 		c.exec("touch /go")
 		s, _ := h.Snapshot()
 		waitBlocked(t, s.Conmon.Pid)
 		conn.Close()
-		if again, err := dialAttach(t.Context(), r.bundleOf(h)); err == nil {
+		if again, err := unixsocket.DialPacket(t.Context(), filepath.Join(r.bundleOf(h), "attach")); err == nil {
 			for n := 0; n < 2000 && err == nil; n++ {
-				_, err = again.Read(make([]byte, attachPacket))
+				_, err = again.Read(make([]byte, 16<<10))
 			}
 			if err != nil && sent {
 				t.Errorf("read from conmon after the first connection closed: %v", err)
@@ -179,6 +183,19 @@ func TestEndOfInputBeforeClose(t *testing.T) {
 			again.Close()
 		} else if sent {
 			t.Errorf("connect to conmon after the first connection closed: %v", err)
+		}
+	}
+}
+
+// sendEOF sends conmon the end of input, as a hub does, and waits until conmon has seen it.
+func sendEOF(t *testing.T, conn *net.UnixConn) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) { // pacing: no event reports that a peer stops reading
+		if _, err := conn.Write(nil); err != nil && !errors.Is(err, unix.EAGAIN) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("conmon has not seen the end of input")
 		}
 	}
 }
@@ -238,9 +255,7 @@ func waitClients(t *testing.T, c *testContainer, n int) {
 		if h == nil {
 			return 0
 		}
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return len(h.clients)
+		return int(h.Attached.Load())
 	}
 	for deadline := time.Now().Add(20 * time.Second); count() != n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -371,8 +386,8 @@ func TestN2AttachedFlood(t *testing.T) {
 			result := c.attach(t.Context(), sandbox.AttachRequest{Stdout: writerFunc(func(p []byte) (int, error) { once(); return len(p), nil })})
 			await(t, "the client received no output", seen)
 			h := c.hub(t)
-			await(t, "conmon has not seen the end of input", h.closable)
-			_ = h.conn.Close()
+			await(t, "conmon has not seen the end of input", h.Closable)
+			_ = h.Conn.Close()
 			wantResult(t, result, fine)
 			if s := c.status(); s.State != sandbox.StateRunning {
 				t.Fatalf("status after %d crashes: got %+v, want a running container", n, s)

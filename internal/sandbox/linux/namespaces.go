@@ -9,13 +9,11 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
-
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
-
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 

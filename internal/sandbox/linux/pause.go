@@ -13,6 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
@@ -49,23 +50,23 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins, label
 			return nil, err
 		}
 	}
-	oci, _ := b.cgroups.container(p, p.ID)
+	path, _ := b.cgroups.container(p, p.ID)
 	config := spec.Pause(spec.PauseInput{
 		Pod: p, Host: b.host, Rootfs: rootfs, Binary: b.cfg.catatonit(), Args: []string{"-P"},
-		Net: at.net, IPC: at.ipc, UTS: at.uts, User: at.user, CgroupsPath: oci, Labels: labels,
+		Net: at.net, IPC: at.ipc, UTS: at.uts, User: at.user, CgroupsPath: path, Labels: labels,
 	})
 	if err := ledger.WriteJSON(filepath.Join(bundle, "config.json"), config); err != nil {
 		return nil, err
 	}
 	pidFile := filepath.Join(bundle, "pid")
 	log := filepath.Join(bundle, "log")
-	if err := b.runtime.run(ctx, log, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, p.ID); err != nil {
+	if err := b.runtime.Run(ctx, log, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, p.ID); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return nil, fmt.Errorf("run the pod's init process: %s: %w", lastMessage(log), err)
+		return nil, fmt.Errorf("run the pod's init process: %s: %w", oci.LastMessage(log), err)
 	}
-	pid, err := readPid(pidFile)
+	pid, err := oci.ReadPid(pidFile)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +109,7 @@ func (b *Backend) stopPause(ctx context.Context, podID string) error {
 	b.mu.Lock()
 	delete(b.pauses, podID)
 	b.mu.Unlock()
-	if err := b.runtime.delete(ctx, podID); err != nil {
+	if err := b.runtime.Delete(ctx, podID); err != nil {
 		return fmt.Errorf("stop the pod's init process: %w", err)
 	}
 	return nil

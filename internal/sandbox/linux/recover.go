@@ -16,12 +16,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 )
 
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
 	found := sandbox.NewFound()
-	conmons := monitors(b.cfg.Root)
+	conmons := oci.Monitors(b.cfg.Root)
 	keep := map[string]bool{}
 	for _, k := range known {
 		keep[k.Pod.ID] = true
@@ -105,7 +106,7 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 func (b *Backend) recoverRunning(h *handle) error {
 	s, _ := h.Snapshot()
 	if s.BootID != bootID() {
-		l := newLife(launched{process.Ended(s.Conmon), process.Ended(s.Init)})
+		l := newLife(oci.Processes{Conmon: process.Ended(s.Conmon), Init: process.Ended(s.Init)})
 		h.Adopt(l)
 		b.record(h, l, end{at: time.Now(), code: sandbox.ExitUnknown, reason: sandbox.ReasonUnknown, message: "the node was restarted"})
 		return nil
@@ -119,7 +120,7 @@ func (b *Backend) recoverRunning(h *handle) error {
 		conmon.Close()
 		return err
 	}
-	l := newLife(launched{conmon, init})
+	l := newLife(oci.Processes{Conmon: conmon, Init: init})
 	h.Adopt(l)
 	if !conmon.Alive() && !init.Alive() {
 		b.settle(h, l)
@@ -165,8 +166,8 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 	if !conmon.Alive() {
 		return b.endUnrecorded(h, conmon), nil
 	}
-	pid, err := readPid(initPidFile(b.bundleOf(h)))
-	if err != nil || !b.runtime.started(ctx, h.ID) {
+	pid, err := oci.InitPid(b.bundleOf(h))
+	if err != nil || !b.runtime.Started(ctx, h.ID) {
 		conmon.Close()
 		return false, nil
 	}
@@ -182,17 +183,17 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 	} else {
 		began = process.StartedAt(init.Start)
 	}
-	return true, b.watchRunning(h, launched{conmon, init}, began)
+	return true, b.watchRunning(h, oci.Processes{Conmon: conmon, Init: init}, began)
 }
 
 // endUnrecorded records the end of a program whose start was not recorded. An exit file proves that the program ran:
 // conmon writes no exit file if the creation fails, and nobody but us starts a created container.
 func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
-	_, at, err := readExit(b.exitFile(h.ID))
+	_, at, err := oci.ReadExit(b.exitFile(h.ID))
 	if err != nil {
 		return false
 	}
-	l := newLife(launched{conmon, process.Ended(process.ID{})})
+	l := newLife(oci.Processes{Conmon: conmon, Init: process.Ended(process.ID{})})
 	h.Adopt(l)
 	h.UpdateInMemory(l, func(s *state) { s.StartedAt = at })
 	b.record(h, l, b.findEnd(h, l))
@@ -231,7 +232,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 	}
 	for _, id := range append(idsIn(b.cfg.ociDir()), idsIn(b.cfg.exitDir())...) {
 		if !keep[id] {
-			errs = append(errs, b.runtime.delete(ctx, id), ledger.RemoveFile(b.exitFile(id)))
+			errs = append(errs, b.runtime.Delete(ctx, id), ledger.RemoveFile(b.exitFile(id)))
 		}
 	}
 	for _, pod := range idsIn(b.cfg.podsDir()) {
@@ -243,7 +244,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 			errs = append(errs, b.removeSandbox(ctx, pod, ""))
 		}
 	}
-	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.sweepProbes(ctx), b.releaseOrphans(ctx, keep), reapExecs(b.cfg.execDir()))
+	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.runtime.SweepProbes(ctx, b.cfg.RunDir, b.cgroups.Tree), b.releaseOrphans(ctx, keep), oci.ReapExecs(b.cfg.execDir()))
 	return errors.Join(errs...)
 }
 

@@ -14,15 +14,15 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
-
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
-
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 )
 
 // TestRecoverRunning: a new backend finds running containers and records their further output and their exit.
@@ -101,7 +101,7 @@ func TestRecoverAfterReboot(t *testing.T) {
 	}
 	c.waitExit()
 	r.abandon()
-	if err := r.runtime.delete(t.Context(), c.ID); err != nil {
+	if err := r.runtime.Delete(t.Context(), c.ID); err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range mountsBelow(filepath.Dir(r.cfg.Root)) {
@@ -203,7 +203,7 @@ func TestRecoverStarting(t *testing.T) {
 		if s := found.Containers[c.ID]; s.State != sandbox.StateCreated {
 			t.Errorf("status after an interrupted creation: got %+v, want created", s)
 		}
-		if !got.init.WaitFor(5*time.Second) || !got.conmon.WaitFor(5*time.Second) {
+		if !got.Init.WaitFor(5*time.Second) || !got.Conmon.WaitFor(5*time.Second) {
 			t.Error("processes of the interrupted start still run")
 		}
 		c.start().waitLog("up")
@@ -283,7 +283,7 @@ func TestPanicInAStart(t *testing.T) {
 		if err := r.RemoveContainer(t.Context(), p.Pod, removed.Container); err != nil {
 			t.Fatal(err)
 		}
-		if left := monitors(r.cfg.Root)[removed.ID]; left.Pid != 0 || ledger.Exists(filepath.Join(r.cfg.ociDir(), removed.ID)) {
+		if left := oci.Monitors(r.cfg.Root)[removed.ID]; left.Pid != 0 || ledger.Exists(filepath.Join(r.cfg.ociDir(), removed.ID)) {
 			t.Errorf("after the removal: got conmon %d and the runtime's state, want neither", left.Pid)
 		}
 		started := p.container("echo up; " + forever)
@@ -302,14 +302,21 @@ func TestRecoverSweepsProbes(t *testing.T) {
 		}
 		id := fmt.Sprintf("probe-%d-1", dead.Process.Pid)
 		dir := filepath.Join(r.cfg.RunDir, id)
-		err := errors.Join(os.Mkdir(dir, 0o700), writeProbeBundle(dir, id, r.cgroups, probeSpec()))
+		p := r.pod()
+		c := p.container(forever)
+		config, err := readConfig(r.cfg.bundle(p.ID, c.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.Linux.CgroupsPath = filepath.Join(r.cgroups.Parent, cgroup.Mark+id)
+		err = errors.Join(os.Mkdir(dir, 0o700), ledger.WriteJSON(configFile(dir), config))
 		if err == nil {
-			err = r.runtime.run(t.Context(), filepath.Join(dir, "log"), "create", "--bundle", dir, "--pid-file", filepath.Join(dir, "pid"), id)
+			err = r.runtime.Run(t.Context(), filepath.Join(dir, "log"), "create", "--bundle", dir, "--pid-file", filepath.Join(dir, "pid"), id)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		pid, err := readPid(filepath.Join(dir, "pid"))
+		pid, err := oci.ReadPid(filepath.Join(dir, "pid"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -321,9 +328,10 @@ func TestRecoverSweepsProbes(t *testing.T) {
 		if names := r.cgroups.Names(); !slices.Contains(names, id) {
 			t.Errorf("cgroups: got %v, want %s among them", names, id)
 		}
-		r.restart()
-		if err := trial.Wait(t.Context()); err != nil || ledger.Exists(dir) || r.runtime.knows(id) {
-			t.Errorf("the trial container's process: %v; directory exists: %v; the runtime knows it: %v", err, ledger.Exists(dir), r.runtime.knows(id))
+		r.restart(p.known(c))
+		state := filepath.Join(r.cfg.ociDir(), id)
+		if err := trial.Wait(t.Context()); err != nil || ledger.Exists(dir) || ledger.Exists(state) {
+			t.Errorf("the trial container's process: %v; directory exists: %v; the runtime knows it: %v", err, ledger.Exists(dir), ledger.Exists(state))
 		}
 		if names := r.cgroups.Names(); slices.Contains(names, id) {
 			t.Errorf("cgroups: got %v, want no %s", names, id)

@@ -8,43 +8,47 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 )
 
 // TestRelease: a container of crun is started without crun, and crun then takes it for running. Of a container whose
 // init has ended, release says so.
 func TestRelease(t *testing.T) {
 	r := newRig(t, "crun")
-	if !r.runtime.releases || r.runtime.sealed == nil {
-		t.Fatalf("got releases %v and sealed %v, want both", r.runtime.releases, r.runtime.sealed)
+	if !r.runtime.Releases {
+		t.Fatal("the runtime cannot be released")
 	}
+	// Without the program, only a release can start a container.
+	releaser := oci.Runtime{Path: "/nowhere/crun", StateDir: r.cfg.ociDir(), Tried: r.runtime.Tried}
+	waits := func(id string) bool { return ledger.Exists(filepath.Join(r.cfg.ociDir(), id, "exec.fifo")) }
 	p := r.pod()
-	create := func() (id string, got launched) {
+	create := func() (id string, got oci.Processes) {
 		t.Helper()
 		c := p.container(forever)
 		got = c.launch()
 		t.Cleanup(func() {
-			_ = got.init.Signal(unix.SIGKILL)
-			<-got.conmon.Dead
-			got.init.Close()
+			_ = got.Init.Signal(unix.SIGKILL)
+			<-got.Conmon.Dead
+			got.Init.Close()
 		})
 		return c.ID, got
 	}
 
 	id, _ := create()
-	if r.runtime.started(t.Context(), id) || !r.runtime.waitsForRelease(id) {
+	if r.runtime.Started(t.Context(), id) || !waits(id) {
 		t.Fatal("the created container does not wait")
 	}
-	if err := r.runtime.release(id); err != nil {
+	if err := releaser.Start(t.Context(), id, false); err != nil {
 		t.Fatal(err)
 	}
-	if !r.runtime.started(t.Context(), id) || r.runtime.waitsForRelease(id) {
+	if !r.runtime.Started(t.Context(), id) || waits(id) {
 		t.Error("the released container is not running")
 	}
 
 	id, got := create()
-	_ = got.init.Signal(unix.SIGKILL)
-	<-got.init.Dead
-	if err := r.runtime.start(t.Context(), id, false); err == nil {
+	_ = got.Init.Signal(unix.SIGKILL)
+	<-got.Init.Dead
+	if err := releaser.Start(t.Context(), id, false); err == nil {
 		t.Error("an ended container was started")
 	}
 }

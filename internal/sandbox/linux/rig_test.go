@@ -18,12 +18,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
-
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/test/harness/testns"
 	"github.com/tripod-run/tripod/test/races"
@@ -123,13 +123,13 @@ func (b *Backend) abandon() {
 	b.ledger.ReportTo(nil)
 	for _, h := range b.ledger.All() {
 		if _, l := h.Snapshot(); l != nil {
-			l.init.Close()
-			l.conmon.Close()
+			l.Init.Close()
+			l.Conmon.Close()
 		}
 	}
 	b.sessions.mu.Lock()
 	for _, hub := range b.sessions.hubs {
-		_ = hub.conn.Close()
+		_ = hub.Conn.Close()
 	}
 	b.sessions.mu.Unlock()
 	b.mu.Lock()
@@ -195,12 +195,12 @@ func (r *rig) checkEmpty() {
 	for _, full := range g.Dirs(g.Parent) {
 		entries, _ := os.ReadDir(full)
 		for _, e := range entries {
-			if e.IsDir() && e.Name() != conmonCgroup {
+			if e.IsDir() && e.Name() != cgroup.Mark+"conmon" {
 				r.tb.Errorf("cgroup left: %s", filepath.Join(full, e.Name()))
 			}
 		}
 	}
-	if left := monitors(r.cfg.Root); len(left) > 0 {
+	if left := oci.Monitors(r.cfg.Root); len(left) > 0 {
 		r.tb.Errorf("monitors left: %v", left)
 	}
 }
@@ -351,7 +351,7 @@ func (c *testContainer) start() *testContainer {
 }
 
 // launch makes the first half of a start: conmon has created the container, whose program does not run yet.
-func (c *testContainer) launch() launched {
+func (c *testContainer) launch() oci.Processes {
 	r, ctx := c.pod.r, context.Background()
 	r.tb.Helper()
 	h, _ := r.ledger.Find(c.pod.ID, c.ID)
@@ -359,7 +359,7 @@ func (c *testContainer) launch() launched {
 		r.tb.Fatal(err)
 	}
 	s, _ := h.Snapshot()
-	got, err := r.conmon.start(ctx, launch{id: c.ID, bundle: r.bundleOf(h), logPath: s.LogPath}, r.Backend.cfg, r.runtime)
+	got, err := r.conmon.Start(ctx, oci.Launch{ID: c.ID, Bundle: r.bundleOf(h), LogPath: s.LogPath}, r.runtime)
 	if err != nil {
 		r.tb.Fatal(err)
 	}

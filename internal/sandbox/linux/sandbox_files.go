@@ -8,13 +8,11 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/proto"
-
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
-
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 

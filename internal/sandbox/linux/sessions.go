@@ -3,22 +3,151 @@ package linux
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
+	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+	"github.com/tripod-run/tripod/internal/stream"
 )
+
+// disconnectTime limits how long Close waits for conmons to notice that the hubs disconnect.
+const disconnectTime = time.Second
+
+// Exec implements sandbox.Execer.
+func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
+	plan, err := b.plan(p, c)
+	if err != nil {
+		return 0, err
+	}
+	return b.sessions.exec(ctx, plan, req)
+}
+
+// exec runs a program in a container.
+func (s *Sessions) exec(ctx context.Context, p sessionPlan, req sandbox.ExecRequest) (int32, error) {
+	m, rt, err := s.tools(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	config, err := readConfig(p.Bundle)
+	if err != nil {
+		return 0, err
+	}
+	program, err := spec.Process(spec.ExecInput{Spec: config, Cmd: req.Cmd, TTY: req.TTY})
+	if err != nil {
+		return 0, err
+	}
+	init, err := p.init()
+	if err != nil {
+		return 0, err
+	}
+	defer init.Close()
+	return m.Exec(ctx, rt, oci.ExecInput{ID: p.ID, Init: init, Dir: p.ExecDir, Process: program, Request: req, Begin: s.beginStart})
+}
+
+// beginStart waits until a program may be started. The caller calls the returned function when the program has started, or will
+// not start.
+func (s *Sessions) beginStart(ctx context.Context) (started func(), err error) {
+	if s.starts == nil {
+		return func() {}, nil
+	}
+	select {
+	case s.starts <- struct{}{}:
+		return sync.OnceFunc(func() { <-s.starts }), nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("exec: wait for programs that are being started: %w", context.Cause(ctx))
+	}
+}
+
+// Attach implements sandbox.Attacher.
+func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
+	plan, err := b.plan(p, c)
+	if err != nil {
+		return err
+	}
+	return b.sessions.attach(ctx, plan, req)
+}
+
+// attach connects a client to a container's stdio. A client that does not read its output cannot block the container:
+// once the client's backlog reaches stream.MaxBacklog, the client is disconnected with errdefs.ErrResourceExhausted.
+// After attach returns, a read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
+func (s *Sessions) attach(ctx context.Context, p sessionPlan, req sandbox.AttachRequest) error {
+	hub, client, err := s.join(ctx, p)
+	if err != nil {
+		return err
+	}
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	go oci.FollowSize(req.Resize, following.Done(), func(size sandbox.TermSize) {
+		if err := oci.Resize(p.Bundle, size); err != nil {
+			s.log.Debug("resize an attached terminal", "container", p.ID, "err", err)
+		}
+	})
+	stdin, stderr := req.Stdin, req.Stderr
+	if !p.Stdin {
+		stdin = nil
+	}
+	if req.TTY {
+		stderr = req.Stdout
+	}
+	return hub.Serve(ctx, client, stdin, req.Stdout, stderr)
+}
+
+// join adds a client to the run's hub, or to a new hub if no hub accepts clients.
+func (s *Sessions) join(ctx context.Context, p sessionPlan) (*oci.Hub, *stream.OutputQueue, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	previous := make(chan struct{})
+	if old := s.hubs[p.Init]; old == nil {
+		close(previous)
+	} else {
+		if client := old.Add(); client != nil {
+			return old, client, nil
+		}
+		previous = old.Disconnected
+	}
+	hub, client, err := oci.Attach(ctx, p.Bundle, oci.Stdio{Stdin: p.Stdin, StdinOnce: p.StdinOnce, TTY: p.TTY}, previous)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.hubs[p.Init] = hub
+	go func() {
+		<-hub.Disconnected
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.hubs[p.Init] == hub {
+			delete(s.hubs, p.Init)
+		}
+	}()
+	return hub, client, nil
+}
+
+// disconnectAll disconnects all hubs and waits at most disconnectTime for them.
+func (s *Sessions) disconnectAll() {
+	s.mu.Lock()
+	hubs := slices.Collect(maps.Values(s.hubs))
+	s.mu.Unlock()
+	limit := time.After(disconnectTime)
+	for _, hub := range hubs {
+		go hub.Disconnect()
+	}
+	for _, hub := range hubs {
+		select {
+		case <-hub.Disconnected:
+		case <-limit:
+			return
+		}
+	}
+}
 
 // Sessions serves exec and attach sessions of running containers from plans, in the daemon or in a carrier. It
 // implements sandbox.SessionServer.
@@ -28,16 +157,16 @@ type Sessions struct {
 	starts chan struct{}
 
 	mu      sync.Mutex
-	spawner *spawner // nil until the first exec in a carrier
+	spawner *oci.Spawner // nil until the first exec in a carrier
 	// hubs holds the connection of each run's attach clients. The key is the container's first process.
-	hubs map[process.ID]*hub
+	hubs map[process.ID]*oci.Hub
 }
 
 // NewSessions returns the server of the sessions in a carrier.
 func NewSessions(log *slog.Logger) *Sessions { return newSessions(log, nil, 0) }
 
-func newSessions(log *slog.Logger, sp *spawner, starts int) *Sessions {
-	s := &Sessions{log: log, spawner: sp, hubs: map[process.ID]*hub{}}
+func newSessions(log *slog.Logger, sp *oci.Spawner, starts int) *Sessions {
+	s := &Sessions{log: log, spawner: sp, hubs: map[process.ID]*oci.Hub{}}
 	if starts > 0 {
 		s.starts = make(chan struct{}, starts)
 	}
@@ -69,9 +198,9 @@ func (b *Backend) plan(p *sandbox.Pod, c *sandbox.Container) (sessionPlan, error
 		return sessionPlan{}, err
 	}
 	return sessionPlan{
-		ID: h.ID, Bundle: b.bundleOf(h), Init: l.init.ID,
+		ID: h.ID, Bundle: b.bundleOf(h), Init: l.Init.ID,
 		Stdin: c.Config.GetStdin(), StdinOnce: c.Config.GetStdinOnce(), TTY: c.Config.GetTty(),
-		ExecDir: b.cfg.execDir(), Conmon: b.conmon.path, Runtime: b.runtime.path, RuntimeRoot: b.runtime.root,
+		ExecDir: b.cfg.execDir(), Conmon: b.conmon.Path, Runtime: b.runtime.Path, RuntimeRoot: b.runtime.StateDir,
 		CgroupDriver: b.cfg.CgroupDriver, CgroupParent: b.cfg.CgroupParent,
 	}, nil
 }
@@ -114,7 +243,7 @@ func (s *Sessions) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.spawner != nil {
-		s.spawner.close()
+		s.spawner.Close()
 	}
 	return nil
 }
@@ -129,119 +258,21 @@ func (p sessionPlan) init() (*process.Process, error) {
 }
 
 // tools returns the programs that run another program in the container.
-func (s *Sessions) tools(ctx context.Context, p sessionPlan) (monitor, ociRuntime, error) {
+func (s *Sessions) tools(ctx context.Context, p sessionPlan) (oci.Monitor, oci.Runtime, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.spawner == nil {
 		groups, err := openCgroups(p.CgroupDriver, p.CgroupParent)
 		if err != nil {
-			return monitor{}, ociRuntime{}, err
+			return oci.Monitor{}, oci.Runtime{}, err
 		}
-		if s.spawner, err = newSpawner(ctx, groups); err != nil {
-			return monitor{}, ociRuntime{}, err
+		if s.spawner, err = oci.NewSpawner(ctx, groups.Tree); err != nil {
+			return oci.Monitor{}, oci.Runtime{}, err
 		}
 	}
-	return monitor{path: p.Conmon, spawner: s.spawner},
-		ociRuntime{path: p.Runtime, root: p.RuntimeRoot, systemd: p.CgroupDriver == cgroup.DriverSystemd}, nil
-}
-
-// execDir is the directory of a program that is run by exec. It is locked as long as the process that serves the
-// session lives, so that another process knows when to remove it.
-type execDir struct {
-	path string
-	lock *os.File
-}
-
-func makeExecDir(parent string) (execDir, error) {
-	for {
-		path, err := os.MkdirTemp(parent, "")
-		if err != nil {
-			return execDir{}, err
-		}
-		lock, err := os.Open(path)
-		if err == nil {
-			err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		}
-		if err == nil {
-			if _, err = os.Stat(path); err == nil {
-				return execDir{path, lock}, nil
-			}
-		}
-		_ = lock.Close()
-		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EWOULDBLOCK) {
-			return execDir{}, errors.Join(err, os.RemoveAll(path))
-		}
-		// Just now reapExecs took the directory for an abandoned one.
-	}
-}
-
-func (d execDir) remove() {
-	_ = os.RemoveAll(d.path)
-	_ = d.lock.Close()
+	return oci.Monitor{Path: p.Conmon, Spawner: s.spawner},
+		oci.Runtime{Path: p.Runtime, StateDir: p.RuntimeRoot, Systemd: p.CgroupDriver == cgroup.DriverSystemd}, nil
 }
 
 // ReapSessions implements sandbox.SessionReaper.
-func (b *Backend) ReapSessions(context.Context) error { return reapExecs(b.cfg.execDir()) }
-
-// reapExecs kills the programs whose serving process was killed, because nobody reads their output or learns their exit
-// code, and removes their directories.
-func reapExecs(parent string) error {
-	entries, err := os.ReadDir(parent)
-	if len(entries) == 0 {
-		return err
-	}
-	abandoned := map[string]*os.File{}
-	for _, e := range entries {
-		path := filepath.Join(parent, e.Name())
-		lock, openErr := os.Open(path)
-		if openErr == nil && unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			abandoned[path] = lock
-			continue
-		}
-		_ = lock.Close()
-	}
-	if len(abandoned) > 0 {
-		killAbandoned(abandoned)
-	}
-	for path, lock := range abandoned {
-		err = errors.Join(err, os.RemoveAll(path), lock.Close())
-	}
-	return err
-}
-
-// killAbandoned kills the programs of the given directories. A directory has a PID file, but the PID may be reused, so
-// the program must be the child of the conmon that names the directory in its command line.
-func killAbandoned(dirs map[string]*os.File) {
-	processes, _ := os.ReadDir("/proc")
-	for _, e := range processes {
-		conmon, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		dir, ok := execDirOf(strings.Split(string(raw), "\x00"))
-		if !ok || dirs[dir] == nil {
-			continue
-		}
-		x := execution{dir: dir}
-		if pid, err := readPid(x.pidFile()); err == nil {
-			if parent, err := process.ParentOf(pid); err == nil && parent == conmon {
-				x.killProgram()
-			}
-		}
-		if p, err := process.Open(conmon); err == nil {
-			_ = p.KillGroup()
-			p.Close()
-		}
-	}
-}
-
-// execDirOf returns the directory of the program that is run by the conmon with this command line.
-func execDirOf(argv []string) (string, bool) {
-	for i, word := range argv[:max(len(argv)-1, 0)] {
-		if word == "--exec-process-spec" && filepath.Base(argv[0]) == "conmon" {
-			return filepath.Dir(argv[i+1]), true
-		}
-	}
-	return "", false
-}
+func (b *Backend) ReapSessions(context.Context) error { return oci.ReapExecs(b.cfg.execDir()) }

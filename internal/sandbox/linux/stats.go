@@ -97,7 +97,7 @@ func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Containe
 	s, _ := h.Snapshot()
 	facts := map[string]any{
 		"sandboxID": p.ID, "pid": s.Status().Pid, "bundle": b.bundleOf(h), "cgroup": s.Cgroup, "logPath": s.LogPath,
-		"conmonPid": s.Conmon.Pid, "runtime": b.runtime.path, "runtimeVersion": b.runtime.version, "runtimeSpec": config,
+		"conmonPid": s.Conmon.Pid, "runtime": b.runtime.Path, "runtimeVersion": b.runtime.Version, "runtimeSpec": config,
 	}
 	if p.IDMap() != nil {
 		facts["imageOwners"] = "mapped"
@@ -119,6 +119,6 @@ func (b *Backend) inspectPod(p *sandbox.Pod) map[string]any {
 	return map[string]any{
 		"sandboxID": p.ID, "pid": pid, "runDir": run, "cgroup": cgroup, "shm": files.shm,
 		"namespaces": map[string]string{"net": at.net, "ipc": at.ipc, "uts": at.uts, "pid": at.pid, "user": at.user},
-		"runtime":    b.runtime.path, "runtimeVersion": b.runtime.version,
+		"runtime":    b.runtime.Path, "runtimeVersion": b.runtime.Version,
 	}
 }

@@ -50,7 +50,7 @@ func (b *Backend) updateRunning(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	if err := stats.CheckShrink(dir, wanted.GetMemoryLimitInBytes()); err != nil {
 		return err
 	}
-	if err := b.runtime.update(ctx, c.ID, res); err != nil {
+	if err := b.runtime.Update(ctx, c.ID, res); err != nil {
 		return err
 	}
 	if err := b.cgroups.limitScope(dir, res); err != nil {

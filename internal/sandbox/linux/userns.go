@@ -4,17 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
-	"sync/atomic"
-	"time"
 
 	"github.com/containerd/containerd/v2/pkg/sys"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 )
@@ -112,65 +108,4 @@ func openUsers(p *sandbox.Pod, runDir string) (*os.File, error) {
 		return nil, fmt.Errorf("the pod's user namespace: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	return f, nil
-}
-
-// The trial of user namespaces is repeated after usersFirstPause, and after longer and longer pauses up to usersLastPause.
-const (
-	usersFirstPause = 5 * time.Second
-	usersLastPause  = 5 * time.Minute
-)
-
-// usersProbe knows whether pods can have user namespaces. A trial that failed is repeated until it succeeds: the node may
-// have been too busy, or an administrator may raise a limit (user.max_user_namespaces) or open a directory. The kubelet
-// asks again by itself (RuntimeHandlerFeatures). A success is final, because existing pods depend on it.
-type usersProbe struct {
-	err  atomic.Pointer[error]
-	stop context.CancelFunc
-	done chan struct{}
-}
-
-func newUsersProbe(err error) *usersProbe {
-	u := &usersProbe{done: make(chan struct{})}
-	u.err.Store(&err)
-	return u
-}
-
-// reason returns why pods cannot have user namespaces, or nil if they can.
-func (u *usersProbe) reason() error { return *u.err.Load() }
-
-// begin repeats a failed trial in the background until end is called.
-func (u *usersProbe) begin(log *slog.Logger, try func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	u.stop = cancel
-	if u.reason() == nil {
-		close(u.done)
-		return
-	}
-	log.Warn("pods cannot have user namespaces", "err", u.reason())
-	go guard.Func(log, "trials of user namespaces", func() {
-		defer close(u.done)
-		for pause := usersFirstPause; u.reason() != nil && guard.Sleep(ctx, pause) == nil; pause = min(2*pause, usersLastPause) {
-			u.repeat(ctx, log, try)
-		}
-	})()
-}
-
-// repeat makes one trial.
-func (u *usersProbe) repeat(ctx context.Context, log *slog.Logger, try func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(ctx, probeDeadline)
-	defer cancel()
-	err := try(ctx)
-	if err == nil {
-		log.Info("pods can have user namespaces")
-	}
-	u.err.Store(&err)
-}
-
-// end ends the trials, and waits for one that is under way.
-func (u *usersProbe) end() {
-	if u.stop == nil { // there are none
-		return
-	}
-	u.stop()
-	<-u.done
 }

@@ -4,24 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
-
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
@@ -258,37 +253,6 @@ func TestDoctorTriesUserNamespaces(t *testing.T) {
 		}
 	}
 	t.Errorf("no finding about user namespaces in %+v", findings)
-}
-
-// TestFailedTrialIsRepeated: the node offers user namespaces once a trial succeeds, however often it failed before.
-func TestFailedTrialIsRepeated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		u, trials := newUsersProbe(errors.New("busy")), 0
-		u.begin(slog.New(slog.DiscardHandler), func(context.Context) error {
-			if trials++; trials < 10 {
-				return fmt.Errorf("trial %d", trials)
-			}
-			return nil
-		})
-		time.Sleep(usersFirstPause / 2) // pacing: the clock of the bubble
-		if err := u.reason(); err == nil || err.Error() != "busy" {
-			t.Errorf("before the second trial: %v", err)
-		}
-		time.Sleep(usersFirstPause) // pacing: the clock of the bubble
-		if err := u.reason(); err == nil || err.Error() != "trial 1" {
-			t.Errorf("after the second trial: %v", err)
-		}
-		time.Sleep(time.Hour) // pacing: the clock of the bubble
-		if err := u.reason(); err != nil || trials != 10 {
-			t.Errorf("after an hour: %v, %d trials; want a success in the tenth", err, trials)
-		}
-		u.end()
-
-		u = newUsersProbe(errors.New("never"))
-		u.begin(slog.New(slog.DiscardHandler), func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
-		time.Sleep(usersFirstPause) // pacing: a trial begins
-		u.end()
-	})
 }
 
 // TestMountsKeepTheirFlags: a bind mount has the flags of the mount that it is made from, read-only or not, also in a user

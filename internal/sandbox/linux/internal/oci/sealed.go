@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"bytes"
@@ -52,7 +52,7 @@ func isELF(program string) bool {
 	return err == nil && bytes.Equal(magic, []byte("\x7fELF"))
 }
 
-// path returns a path of the program on the mount, for processes that we start. It is the same as long as the daemon
+// Path returns a path of the program on the mount, for processes that we start. It is the same as long as the daemon
 // lives. If the program was replaced, as by an upgrade, the path leads to the new one; if that is not possible, to the
 // old one.
 func (s *sealed) path() string {

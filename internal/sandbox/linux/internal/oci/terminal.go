@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"errors"
@@ -21,7 +21,7 @@ const consoleTime = time.Minute
 type console struct {
 	*net.UnixListener
 	dir int
-	// path is the runtime's path to the socket. It goes through our descriptor of the directory, because the directory's
+	// Path is the runtime's path to the socket. It goes through our descriptor of the directory, because the directory's
 	// own path may exceed the 107 bytes of a socket address.
 	path string
 }
@@ -78,8 +78,8 @@ func setSize(terminal *os.File, size sandbox.TermSize) error {
 	return errors.Join(err, setErr)
 }
 
-// followSize calls apply with each size that it receives, until either channel is closed.
-func followSize(sizes <-chan sandbox.TermSize, stop <-chan struct{}, apply func(sandbox.TermSize)) {
+// FollowSize calls apply with each size that it receives, until either channel is closed.
+func FollowSize(sizes <-chan sandbox.TermSize, stop <-chan struct{}, apply func(sandbox.TermSize)) {
 	for {
 		select {
 		case size, ok := <-sizes:

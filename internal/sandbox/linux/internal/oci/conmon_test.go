@@ -1,15 +1,22 @@
-package linux
+package oci
 
 import (
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // TestSpawnerCloses: a start that comes too late is refused.
 func TestSpawnerCloses(t *testing.T) {
-	r := newRig(t, "crun")
-	s, err := newSpawner(t.Context(), r.cgroups)
+	groups, err := cgroup.Open(cgroup.DriverCgroupfs, filepath.Join(testns.Cgroup(), "spawner"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewSpawner(t.Context(), groups)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -25,7 +32,7 @@ func TestSpawnerCloses(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	s.close()
+	s.Close()
 	if err := s.start(program()); err == nil {
 		t.Error("a command was started after the end")
 	}

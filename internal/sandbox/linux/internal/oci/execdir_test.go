@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"os"
@@ -19,7 +19,7 @@ func TestReapExecs(t *testing.T) {
 	served, killed, removed := dirs[0], dirs[1], dirs[2]
 	killed.lock.Close() // as the end of its process does
 	removed.remove()
-	if err := reapExecs(parent); err != nil {
+	if err := ReapExecs(parent); err != nil {
 		t.Fatal(err)
 	}
 	for dir, want := range map[execDir]bool{served: true, killed: false, removed: false} {
@@ -44,7 +44,7 @@ func TestReapExecsDuringMake(t *testing.T) {
 			case <-made:
 				return
 			default:
-				_ = reapExecs(parent) // directories come and go under its eyes
+				_ = ReapExecs(parent) // directories come and go under its eyes
 			}
 		}
 	})

@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"bytes"
@@ -7,13 +7,17 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
 const (
@@ -29,7 +33,7 @@ const (
 	eofPause, eofPauseMax = time.Millisecond, time.Second
 )
 
-// hub is the connection to a container's conmon, shared by all attach clients of a run. The first client opens the
+// Hub is the connection to a container's conmon, shared by all attach clients of a run. The first client opens the
 // connection, so a container without clients costs nothing.
 //
 //	conmon ══ SOCK_SEQPACKET ══▶ read ──▶ queue ──▶ client      queue full: the client is disconnected
@@ -49,40 +53,56 @@ const (
 //
 // With stdin_once, the end of input also closes the container's stdin. The hub sends the end of input after the first
 // client's input.
-type hub struct {
-	conn      *net.UnixConn
+type Hub struct {
+	// Conn is the connection.
+	Conn *net.UnixConn
+	// Closable is closed when conmon has seen the end of input; the connection can then be closed. Disconnected is closed after the
+	// connection is closed.
+	Closable, Disconnected chan struct{}
+	// Attached is the number of clients, for those who only look.
+	Attached atomic.Int32
+
 	stdinOnce bool
 	// previous is closed when the run's previous hub has disconnected, so that at most one hub waits for conmon.
 	previous <-chan struct{}
 
-	input        chan []byte
-	noInput      chan struct{} // closed when no more input follows
-	endOnce      sync.Once     // closes noInput
-	closable     chan struct{} // closed when conmon has seen the end of input; the connection can then be closed
-	disconnected chan struct{} // closed after the connection is closed
-	mu           sync.Mutex
-	clients      map[*stream.OutputQueue]struct{}
-	closing      bool  // accepts no more clients
-	err          error // why output ended; nil if the container ended
+	input   chan []byte
+	noInput chan struct{} // closed when no more input follows
+	endOnce sync.Once     // closes noInput
+	mu      sync.Mutex
+	clients map[*stream.OutputQueue]struct{}
+	closing bool  // accepts no more clients
+	err     error // why output ended; nil if the container ended
+}
+
+// Attach connects to the attach socket of a container's conmon, and returns a hub with its first client, which must be
+// served. previous is closed when the run's previous hub has disconnected.
+func Attach(ctx context.Context, bundle string, s Stdio, previous <-chan struct{}) (*Hub, *stream.OutputQueue, error) {
+	conn, err := dialAttach(ctx, bundle)
+	if err != nil {
+		return nil, nil, err
+	}
+	h, first := newHub(conn, s.Stdin, s.endsStdin(), previous)
+	return h, first, nil
 }
 
 // newHub returns a hub with its first client, because a hub without clients disconnects.
-func newHub(conn *net.UnixConn, stdin, once bool, previous <-chan struct{}) (*hub, *stream.OutputQueue) {
-	h := &hub{
-		conn: conn, stdinOnce: once, previous: previous, input: make(chan []byte), noInput: make(chan struct{}),
-		closable: make(chan struct{}), disconnected: make(chan struct{}), clients: map[*stream.OutputQueue]struct{}{},
+func newHub(conn *net.UnixConn, stdin, once bool, previous <-chan struct{}) (*Hub, *stream.OutputQueue) {
+	h := &Hub{
+		Conn: conn, stdinOnce: once, previous: previous, input: make(chan []byte), noInput: make(chan struct{}),
+		Closable: make(chan struct{}), Disconnected: make(chan struct{}), clients: map[*stream.OutputQueue]struct{}{},
 	}
 	if !stdin {
 		h.endInput()
 	}
-	first := h.add()
+	first := h.Add()
 	go h.read()
 	go h.feed()
 	return h, first
 }
 
-// add returns a new client, or nil if the hub is disconnecting.
-func (h *hub) add() *stream.OutputQueue {
+// Add returns a new client, or nil if the hub is disconnecting.
+func (h *Hub) Add() *stream.OutputQueue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closing {
@@ -90,12 +110,30 @@ func (h *hub) add() *stream.OutputQueue {
 	}
 	c := stream.NewOutputQueue()
 	h.clients[c] = struct{}{}
+	h.Attached.Store(int32(len(h.clients)))
 	return c
 }
 
-func (h *hub) remove(c *stream.OutputQueue) {
+// Serve copies output to a client until the client, the context or the container ends, and sends the client's input,
+// which may be nil. Then it removes the client. Afterwards, a read of the input or a write to the output can still be in
+// progress.
+func (h *Hub) Serve(ctx context.Context, c *stream.OutputQueue, stdin io.Reader, stdout, stderr io.Writer) error {
+	defer h.remove(c)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if stdin != nil {
+		if h.stdinOnce {
+			defer h.endInput()
+		}
+		go h.send(ctx, stdin)
+	}
+	return c.Serve(ctx, stdout, stderr)
+}
+
+func (h *Hub) remove(c *stream.OutputQueue) {
 	h.mu.Lock()
 	delete(h.clients, c)
+	h.Attached.Store(int32(len(h.clients)))
 	h.mu.Unlock()
 	c.Discard()
 }
@@ -104,12 +142,12 @@ func (h *hub) remove(c *stream.OutputQueue) {
 //
 // If conmon ends before it has read all packets of the hub, the kernel reports a reset, once, before the output that is still to be
 // read.
-func (h *hub) read() {
+func (h *Hub) read() {
 	buf := make([]byte, attachPacket)
 	var err error
 	for reset := false; ; {
 		var n int
-		n, err = h.conn.Read(buf)
+		n, err = h.Conn.Read(buf)
 		if errors.Is(err, unix.ECONNRESET) && !reset {
 			reset = true
 			continue
@@ -118,7 +156,7 @@ func (h *hub) read() {
 			break
 		}
 		if n > 1 && !h.fanOut(buf[0], buf[1:n]) {
-			go h.disconnect()
+			go h.Disconnect()
 		}
 	}
 	h.mu.Lock()
@@ -130,13 +168,13 @@ func (h *hub) read() {
 		c.End(h.err)
 	}
 	h.mu.Unlock()
-	_ = h.conn.Close()
-	close(h.disconnected)
+	_ = h.Conn.Close()
+	close(h.Disconnected)
 }
 
 // fanOut sends output to the clients. It returns false if the hub should disconnect because it has no clients. The hub
 // disconnects only on output, because conmon does not notice a closed connection until it writes to that connection.
-func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
+func (h *Hub) fanOut(origin byte, data []byte) (stay bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
@@ -152,32 +190,33 @@ func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 			delete(h.clients, c)
 		}
 	}
+	h.Attached.Store(int32(len(h.clients)))
 	return true
 }
 
-// disconnect ends the input and closes the connection as soon as conmon allows it.
-func (h *hub) disconnect() {
+// Disconnect ends the input and closes the connection as soon as conmon allows it.
+func (h *Hub) Disconnect() {
 	h.endInput()
-	<-h.closable
-	_ = h.conn.Close()
+	<-h.Closable
+	_ = h.Conn.Close()
 }
 
 // endInput makes feed send the end of input. Only the first call has an effect.
-func (h *hub) endInput() { h.endOnce.Do(func() { close(h.noInput) }) }
+func (h *Hub) endInput() { h.endOnce.Do(func() { close(h.noInput) }) }
 
 // feed sends the clients' input to conmon, and then the end of input.
-func (h *hub) feed() {
-	defer close(h.closable)
+func (h *Hub) feed() {
+	defer close(h.Closable)
 	for {
 		select {
 		case data := <-h.input:
-			if _, err := h.conn.Write(data); err != nil {
+			if _, err := h.Conn.Write(data); err != nil {
 				return // conmon is gone, and with it the container
 			}
 		case <-h.noInput:
 			h.sendEOF()
 			return
-		case <-h.disconnected:
+		case <-h.Disconnected:
 			return
 		}
 	}
@@ -185,15 +224,15 @@ func (h *hub) feed() {
 
 // sendEOF sends the end of input and waits until conmon has seen it. conmon sees it only after the container has read
 // all earlier input.
-func (h *hub) sendEOF() {
+func (h *Hub) sendEOF() {
 	for pause := eofPause; ; pause = min(2*pause, eofPauseMax) {
 		// After the first empty packet conmon reads no more. Later packets only test whether conmon has shut down its
 		// reading side.
-		if _, err := h.conn.Write(nil); err != nil && !errors.Is(err, unix.EAGAIN) {
+		if _, err := h.Conn.Write(nil); err != nil && !errors.Is(err, unix.EAGAIN) {
 			return
 		}
 		select {
-		case <-h.disconnected:
+		case <-h.Disconnected:
 			return
 		case <-time.After(pause): // no event reports that a peer stops reading
 		}
@@ -201,14 +240,14 @@ func (h *hub) sendEOF() {
 }
 
 // send forwards a client's input until the input, the client or the container ends.
-func (h *hub) send(ctx context.Context, input io.Reader) {
+func (h *Hub) send(ctx context.Context, input io.Reader) {
 	buf := make([]byte, attachWrite)
 	for {
 		n, err := input.Read(buf)
 		if n > 0 {
 			select {
 			case h.input <- bytes.Clone(buf[:n]):
-			case <-h.closable:
+			case <-h.Closable:
 				return
 			case <-ctx.Done():
 				return
@@ -221,4 +260,13 @@ func (h *hub) send(ctx context.Context, input io.Reader) {
 			return
 		}
 	}
+}
+
+// dialAttach connects to conmon's attach socket.
+func dialAttach(ctx context.Context, bundle string) (*net.UnixConn, error) {
+	conn, err := unixsocket.DialPacket(ctx, filepath.Join(bundle, "attach"))
+	if err != nil {
+		return nil, fmt.Errorf("attach: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	return conn, nil
 }

@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"fmt"
@@ -10,18 +10,17 @@ import (
 )
 
 // Tried is what the trial containers of one version of an OCI runtime have shown, on the kernel and with the conmon on which
-// the backend will run.
+// it will run.
 type Tried struct {
 	// Version is the first line of the runtime's --version.
 	Version string
-	// RecursiveReadOnly and Releases have the meaning of those of ociRuntime.
-	RecursiveReadOnly, Releases bool
+	// RecursiveReadOnly means that the runtime supports the mount option "rro".
+	RecursiveReadOnly bool
+	// Releases means that the runtime's start only sends a byte to the container's init, so that it need not run.
+	Releases bool
 	// Features are the parts of a specification that the runtime knows.
 	Features spec.Runtime
 }
-
-// DebianCrun is what the trial of Debian 12's crun shows.
-var DebianCrun = Tried{Version: "crun version 1.8.1", RecursiveReadOnly: true, Releases: true}
 
 // tried returns the known results of a runtime's trial.
 func (c Config) tried(version string) (Tried, bool) {
@@ -32,5 +31,5 @@ func (c Config) tried(version string) (Tried, bool) {
 	return c.Tried[i], true
 }
 
-// errNoUsers is the reason why a backend with Config.NoUserNamespaces runs no pods in user namespaces.
+// errNoUsers is the reason why a runtime with Config.NoUserNamespaces runs no containers in user namespaces.
 var errNoUsers = fmt.Errorf("the backend is configured without user namespaces: %w", errdefs.ErrNotImplemented)

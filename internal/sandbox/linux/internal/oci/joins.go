@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"os"
@@ -7,25 +7,27 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
-// joins makes containers join their cgroups without delay. To move a process, the kernel takes a lock against forks. The
+// Joins makes containers join their cgroups without delay. To move a process, the kernel takes a lock against forks. The
 // first to take it after a while waits some 10 ms for an RCU grace period; those who follow soon do not wait. So we take
 // it while a container is being prepared: we move our main thread to the cgroup in which it is, which changes nothing.
-type joins struct {
+type Joins struct {
 	// file is the list of the threads (v1) or processes (v2) of our own cgroup, or "" if it was not found.
 	file    string
 	pending atomic.Bool
 }
 
-func newJoins(g cgroups) *joins {
+// NewJoins finds our own cgroup in the tree.
+func NewJoins(g cgroup.Tree) *Joins {
 	raw, _ := os.ReadFile("/proc/self/cgroup")
-	return &joins{file: ownTasks(g, string(raw))}
+	return &Joins{file: ownTasks(g, string(raw))}
 }
 
 // ownTasks finds the file among the lines of /proc/self/cgroup.
-func ownTasks(g cgroups, lines string) string {
+func ownTasks(g cgroup.Tree, lines string) string {
 	name := "tasks"
 	if g.V2 {
 		name = "cgroup.procs"
@@ -43,8 +45,8 @@ func ownTasks(g cgroups, lines string) string {
 	return ""
 }
 
-// expect announces that a process will join a cgroup soon.
-func (j *joins) expect() {
+// Expect announces that a process will join a cgroup soon.
+func (j *Joins) Expect() {
 	if j.file == "" || !j.pending.CompareAndSwap(false, true) {
 		return
 	}

@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
 const (
@@ -33,81 +33,56 @@ const (
 	startMax, startPoll = 10 * time.Second, 10 * time.Millisecond
 )
 
-// Exec implements sandbox.Execer.
-func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
-	plan, err := b.plan(p, c)
-	if err != nil {
-		return 0, err
-	}
-	return b.sessions.exec(ctx, plan, req)
+// ExecInput is an order to run a program in a container.
+type ExecInput struct {
+	// ID is the container's, and Init its first process.
+	ID   string
+	Init *process.Process
+	// Dir is the directory in which the program gets a directory of its own (see ReapExecs).
+	Dir     string
+	Process *specs.Process
+	// Request has the streams of the program, whose command line is in Process.
+	Request sandbox.ExecRequest
+	// Begin waits until the program may be started. The function that it returns is called when the program has started,
+	// or will not start.
+	Begin func(context.Context) (started func(), err error)
 }
 
-// exec runs a program in a container. The program's parent is a conmon that only waits for it. The program's stdio is
+// Exec runs a program in a container and returns its exit code. The program's parent is a conmon that only waits for it. The program's stdio is
 // connected to our pipes, or to a terminal whose other end we receive. Without conmon, runc would wait for any child
 // that holds the program's output, which would delay the exit code. And no process would reap the remains of a failed
 // exec.
-func (s *Sessions) exec(ctx context.Context, p sessionPlan, req sandbox.ExecRequest) (int32, error) {
-	m, rt, err := s.tools(ctx, p)
-	if err != nil {
-		return 0, err
-	}
-	config, err := readConfig(p.Bundle)
-	if err != nil {
-		return 0, err
-	}
-	program, err := spec.Process(spec.ExecInput{Spec: config, Cmd: req.Cmd, TTY: req.TTY})
-	if err != nil {
-		return 0, err
-	}
-	init, err := p.init()
-	if err != nil {
-		return 0, err
-	}
-	defer init.Close()
-	dir, err := makeExecDir(p.ExecDir)
+func (m Monitor) Exec(ctx context.Context, rt Runtime, in ExecInput) (int32, error) {
+	dir, err := makeExecDir(in.Dir)
 	if err != nil {
 		return 0, err
 	}
 	defer dir.remove()
-	if err := ledger.WriteJSON(filepath.Join(dir.path, "process.json"), program); err != nil {
+	if err := ledger.WriteJSON(filepath.Join(dir.path, "process.json"), in.Process); err != nil {
 		return 0, err
 	}
-	x := &execution{dir: dir.path, init: init}
+	x := &execution{dir: dir.path, init: in.Init}
 	defer x.close()
 	var options []string
-	if req.TTY {
-		options, err = x.terminal(req)
+	if in.Request.TTY {
+		options, err = x.terminal(in.Request)
 	} else {
-		err = x.pipes(req)
+		err = x.pipes(in.Request)
 	}
 	if err != nil {
 		return 0, err
 	}
-	if x.started, err = s.beginStart(ctx); err != nil {
+	if x.started, err = in.Begin(ctx); err != nil {
 		return 0, err
 	}
-	return x.run(ctx, m, m.execCommand(p.ID, dir.path, rt, options))
-}
-
-// beginStart waits until a program may be started. The caller calls the returned function when the program has started, or will
-// not start.
-func (s *Sessions) beginStart(ctx context.Context) (started func(), err error) {
-	if s.starts == nil {
-		return func() {}, nil
-	}
-	select {
-	case s.starts <- struct{}{}:
-		return sync.OnceFunc(func() { <-s.starts }), nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("exec: wait for programs that are being started: %w", context.Cause(ctx))
-	}
+	return x.run(ctx, m, m.execCommand(in.ID, dir.path, rt, options))
 }
 
 // execution is one program run by exec.
 type execution struct {
 	dir  string
 	init *process.Process // the container's
-	// started is called when the program has started, or will not start.
+	// Started is called when the program has started, or will not start.
 	started func()
 
 	stdin, stdout, stderr *os.File       // the program's ends of the pipes (with a terminal, the runtime's); closed after the start
@@ -211,7 +186,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 		x.closeAtEnd(terminal)
 		stop := make(chan struct{})
 		defer close(stop)
-		go followSize(req.Resize, stop, func(size sandbox.TermSize) { _ = setSize(terminal, size) })
+		go FollowSize(req.Resize, stop, func(size sandbox.TermSize) { _ = setSize(terminal, size) })
 		if req.Stdin != nil {
 			go func() { _, _ = io.Copy(terminal, req.Stdin) }()
 		}
@@ -220,14 +195,14 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 	return []string{"--console-socket=" + console.path}, x.pipes(sandbox.ExecRequest{}) // these pipes are the runtime's, not the program's
 }
 
-// run starts the program, waits for its exit and its output, and returns its exit code.
-func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, error) {
+// Run starts the program, waits for its exit and its output, and returns its exit code.
+func (x *execution) run(ctx context.Context, m Monitor, cmd *exec.Cmd) (int32, error) {
 	defer x.started()
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = x.stdin, x.stdout, x.stderr
-	if err := m.spawner.start(cmd); err != nil {
+	if err := m.Spawner.start(cmd); err != nil {
 		return 0, fmt.Errorf("exec: start conmon: %w", err)
 	}
 	x.closeProgramEnds()
@@ -285,7 +260,7 @@ func (x *execution) drain(ctx context.Context) {
 // waiting for conmon, which exits with the program's code. The PID file exists only if the program was started.
 func (x *execution) result(err error) (int32, error) {
 	if !ledger.Exists(x.pidFile()) {
-		message := lastMessage(filepath.Join(x.dir, "log"))
+		message := LastMessage(filepath.Join(x.dir, "log"))
 		switch {
 		// When a container ends, the kernel kills the program, or the runtime that is starting it, before we see that
 		// the container has ended.
@@ -353,7 +328,7 @@ func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 
 // killProgram kills the program and its process group. It returns false if the program's PID is not known yet.
 func (x *execution) killProgram() bool {
-	pid, err := readPid(x.pidFile())
+	pid, err := ReadPid(x.pidFile())
 	if err != nil {
 		return false
 	}

@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"bufio"
@@ -11,87 +11,111 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
-// monitor starts conmon processes (https://github.com/containers/conmon). Each conmon creates one container, holds its
+// Monitor starts conmon processes (https://github.com/containers/conmon). Each conmon creates one container, holds its
 // stdio, writes its log, serves its attach socket and writes its exit code to a file. It keeps none of our descriptors
 // and outlives the daemon.
-type monitor struct {
-	path, version string
-	spawner       *spawner
+//
+// Use OpenMonitor. A Monitor that only has the exported fields can run programs (Exec), but start no containers.
+type Monitor struct {
+	Path, version string
+	Spawner       *Spawner
+	// exitDir is the directory of exit files, and logSizeMax the size limit of logs (0: none).
+	exitDir    string
+	logSizeMax int64
 }
 
-// openMonitor finds conmon and prepares to start it.
-func openMonitor(ctx context.Context, cfg Config, g cgroups) (monitor, error) {
+// OpenMonitor finds conmon and prepares to start it.
+func OpenMonitor(ctx context.Context, cfg Config, g cgroup.Tree) (Monitor, error) {
 	find := findMonitor
 	if len(cfg.Tried) > 0 {
 		find = lookUpMonitor
 	}
 	m, err := find(ctx, cfg)
 	if err == nil {
-		m.spawner, err = newSpawner(ctx, g)
+		m.Spawner, err = NewSpawner(ctx, g)
 	}
 	return m, err
 }
 
 // lookUpMonitor finds conmon without running it.
-func lookUpMonitor(_ context.Context, cfg Config) (monitor, error) {
+func lookUpMonitor(_ context.Context, cfg Config) (Monitor, error) {
 	found, err := exec.LookPath(cmp.Or(cfg.Conmon, "conmon"))
 	if err != nil {
-		return monitor{}, fmt.Errorf("find conmon (Debian: apt-get install conmon): %w: %w", err, errdefs.ErrUnavailable)
+		return Monitor{}, fmt.Errorf("find conmon (Debian: apt-get install conmon): %w: %w", err, errdefs.ErrUnavailable)
 	}
-	return monitor{path: found}, nil
+	return Monitor{Path: found, exitDir: cfg.ExitDir, logSizeMax: cfg.LogSizeMax}, nil
 }
 
 // findMonitor finds conmon, and makes sure that it can run.
-func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
+func findMonitor(ctx context.Context, cfg Config) (Monitor, error) {
 	m, err := lookUpMonitor(ctx, cfg)
 	if err != nil {
 		return m, err
 	}
-	out, err := exec.CommandContext(ctx, m.path, "--version").Output()
+	out, err := exec.CommandContext(ctx, m.Path, "--version").Output()
 	if err != nil {
-		return monitor{}, fmt.Errorf("%s --version: %w: %w", m.path, err, errdefs.ErrUnavailable)
+		return Monitor{}, fmt.Errorf("%s --version: %w: %w", m.Path, err, errdefs.ErrUnavailable)
 	}
 	m.version, _, _ = strings.Cut(string(out), "\n")
 	return m, nil
 }
 
-// launch holds the parameters of one conmon.
-type launch struct {
-	id, bundle string
-	logPath    string
-	stdin      bool
-	stdinOnce  bool
-	tty        bool
-	// foreign means that the container's root is not the node's (see runtimeArgs).
-	foreign bool
+// Launch holds the parameters of one conmon.
+type Launch struct {
+	ID, Bundle string
+	// LogPath is the path of the CRI log file; "" if the container has none.
+	LogPath string
+	Stdio
+	// Foreign means that the container's root is not the node's (see runtimeArgs).
+	Foreign bool
 }
+
+// Stdio is how a container's stdio is connected, as in a container's CRI configuration.
+type Stdio struct{ Stdin, StdinOnce, TTY bool }
+
+// endsStdin reports whether the end of the first client's input closes the container's stdin. A terminal stays open for
+// the next client, because its users can end input with Ctrl-D.
+func (s Stdio) endsStdin() bool { return s.StdinOnce && !s.TTY }
 
 // Files that conmon and the OCI runtime write into the bundle.
 func initPidFile(bundle string) string   { return filepath.Join(bundle, "init.pid") }
 func conmonPidFile(bundle string) string { return filepath.Join(bundle, "conmon.pid") }
 
+// RemoveRunFiles removes from the bundle what conmon and the runtime have written about an earlier run.
+func RemoveRunFiles(bundle string) error {
+	for _, name := range []string{initPidFile(bundle), conmonPidFile(bundle), filepath.Join(bundle, "oom")} {
+		if err := ledger.RemoveFile(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// InitPid returns the PID of the container's first process, as the runtime has written it into the bundle.
+func InitPid(bundle string) (int, error) { return ReadPid(initPidFile(bundle)) }
+
 // args returns conmon's command line. Recovery recognises our conmons by the bundle in their command lines.
-func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
+func (m Monitor) args(l Launch, rt Runtime) []string {
 	args := []string{
 		"--api-version", "1",
-		"--cid", l.id, "--cuuid", l.id,
-		"--bundle", l.bundle,
-		"--container-pidfile", initPidFile(l.bundle),
-		"--conmon-pidfile", conmonPidFile(l.bundle),
-		"--exit-dir", cfg.exitDir(), // only one directory: given a second, conmon writes no exit file at all if the disk has no room for two
+		"--cid", l.ID, "--cuuid", l.ID,
+		"--bundle", l.Bundle,
+		"--container-pidfile", initPidFile(l.Bundle),
+		"--conmon-pidfile", conmonPidFile(l.Bundle),
+		"--exit-dir", m.exitDir, // only one directory: given a second, conmon writes no exit file at all if the disk has no room for two
 		"--full-attach",
 		"--no-sync-log",
 		"--log-level", "error",
@@ -101,20 +125,20 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	for _, global := range globals {
 		args = append(args, "--runtime-arg", global)
 	}
-	if l.logPath == "" {
+	if l.LogPath == "" {
 		args = append(args, "--log-path", "null")
 	} else {
-		args = append(args, "--log-path", "k8s-file:"+l.logPath)
-		if cfg.LogSizeMax > 0 {
-			args = append(args, "--log-size-max", strconv.FormatInt(cfg.LogSizeMax, 10))
+		args = append(args, "--log-path", "k8s-file:"+l.LogPath)
+		if m.logSizeMax > 0 {
+			args = append(args, "--log-size-max", strconv.FormatInt(m.logSizeMax, 10))
 		}
 	}
-	if l.tty {
+	if l.TTY {
 		args = append(args, "--terminal")
 	}
-	if l.stdin {
+	if l.Stdin {
 		args = append(args, "--stdin")
-		if !endsStdin(l.stdinOnce, l.tty) {
+		if !l.endsStdin() {
 			args = append(args, "--leave-stdin-open")
 		}
 	}
@@ -125,15 +149,15 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 // node's /dev/null as stdin and, with a terminal, as stdout. crun makes the container's root the owner of both, and a root
 // that is not the node's could then close /dev/null to everyone. For such a container, a shell gives the runtime an empty
 // pipe (a here-document) and conmon's pipe for errors instead.
-func (l launch) runtimeArgs(rt ociRuntime) (program string, args []string) {
-	if !l.foreign {
+func (l Launch) runtimeArgs(rt Runtime) (program string, args []string) {
+	if !l.Foreign {
 		return rt.creator(), rt.globals()
 	}
 	script := `exec "$0" "$@"`
 	switch empty := " <<E\nE\n"; {
-	case l.tty:
+	case l.TTY:
 		script += " >&2" + empty
-	case !l.stdin:
+	case !l.Stdin:
 		script += empty
 	}
 	return "/bin/sh", append([]string{"-c", script, rt.creator()}, rt.globals()...)
@@ -142,11 +166,11 @@ func (l launch) runtimeArgs(rt ociRuntime) (program string, args []string) {
 // execCommand returns the command of a conmon that runs an additional program in a container. conmon exits with the
 // program's exit code. The program inherits conmon's stdio ("passthrough"). The given directory contains process.json.
 // The PID file and the runtime's log are written there too.
-func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *exec.Cmd {
+func (m Monitor) execCommand(id, dir string, rt Runtime, options []string) *exec.Cmd {
 	args := []string{
 		"--api-version", "1", "--exec", "--sync",
 		"--cid", id, "--cuuid", id,
-		"--runtime", rt.path,
+		"--runtime", rt.Path,
 		"--exec-process-spec", filepath.Join(dir, "process.json"),
 		"--container-pidfile", filepath.Join(dir, "pid"),
 		"--log-path", "passthrough",
@@ -158,45 +182,47 @@ func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *e
 	for _, option := range options {
 		args = append(args, "--runtime-opt="+option)
 	}
-	cmd := exec.Command(m.path, args...)
+	cmd := exec.Command(m.Path, args...)
 	cmd.Dir = dir
 	cmd.Env = conmonEnv()[1:] // no sync pipe, because it is enough to wait for conmon
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 
-// launched holds the two processes of a container.
-type launched struct{ conmon, init *process.Process }
+var fpConmon = failpoint.New("linux.start-container.conmon")
 
-// start launches conmon and returns once conmon has created the container. If conmon was started, the result includes
+// Processes holds the two processes of a container.
+type Processes struct{ Conmon, Init *process.Process }
+
+// Start launches conmon and returns once conmon has created the container. If conmon was started, the result includes
 // conmon even on error, so that the caller can kill it.
-func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime) (launched, error) {
+func (m Monitor) Start(ctx context.Context, l Launch, rt Runtime) (Processes, error) {
 	reader, writer, err := os.Pipe()
 	if err != nil {
-		return launched{}, err
+		return Processes{}, err
 	}
 	defer reader.Close()
-	cmd := exec.Command(m.path, m.args(l, cfg, rt)...)
-	cmd.Dir = l.bundle
+	cmd := exec.Command(m.Path, m.args(l, rt)...)
+	cmd.Dir = l.Bundle
 	cmd.Env = conmonEnv()
 	cmd.ExtraFiles = []*os.File{writer} // descriptor 3
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	err = m.spawner.start(cmd)
+	err = m.Spawner.start(cmd)
 	writer.Close()
 	if err != nil {
-		return launched{}, fmt.Errorf("start conmon: %w", err)
+		return Processes{}, fmt.Errorf("start conmon: %w", err)
 	}
 	// conmon forks into the background.
 	if err := cmd.Wait(); err != nil {
-		return launched{}, fmt.Errorf("conmon: %w", err)
+		return Processes{}, fmt.Errorf("conmon: %w", err)
 	}
-	var got launched
-	pid, err := readPid(conmonPidFile(l.bundle))
+	var got Processes
+	pid, err := ReadPid(conmonPidFile(l.Bundle))
 	if err != nil {
-		return launched{}, fmt.Errorf("conmon: %w", err)
+		return Processes{}, fmt.Errorf("conmon: %w", err)
 	}
-	if got.conmon, err = process.Open(pid); errdefs.IsNotFound(err) {
-		got.conmon = process.Ended(process.ID{Pid: pid}) // readSync returns the reason
+	if got.Conmon, err = process.Open(pid); errdefs.IsNotFound(err) {
+		got.Conmon = process.Ended(process.ID{Pid: pid}) // readSync returns the reason
 	} else if err != nil {
 		return got, err
 	}
@@ -207,7 +233,7 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 	if err != nil {
 		return got, err
 	}
-	got.init, err = process.Open(initPid)
+	got.Init, err = process.Open(initPid)
 	if errdefs.IsNotFound(err) {
 		err = errors.New("the container's first process ended before it was started")
 	}
@@ -251,7 +277,8 @@ func readSync(ctx context.Context, pipe *os.File) (int, error) {
 	return msg.Data, nil
 }
 
-func readPid(file string) (int, error) {
+// ReadPid returns the PID in a file.
+func ReadPid(file string) (int, error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return 0, err
@@ -263,112 +290,9 @@ func readPid(file string) (int, error) {
 	return pid, nil
 }
 
-// spawner starts the conmons of all pods in one cgroup of their own. A conmon must not be killed because of its pod's
-// limits, and must not end with the daemon's service.
-//
-// On cgroup v1, moving a process takes an RCU grace period (over 1 ms) for each hierarchy. To avoid this, one thread
-// moves itself into the cgroup once and starts all conmons. It keeps the daemon's share of CPU time: the conmons and the
-// OCI runtimes that they start would otherwise divide the share of one cgroup, however many containers start. On v2,
-// clone3(2) starts a process directly in the cgroup.
-type spawner struct {
-	cgroups cgroups
-	jobs    chan func()
-	// closed ends the thread.
-	closed chan struct{}
-}
-
-// conmonCgroup is the name of the conmons' cgroup, which is one of the helpers'.
-const conmonCgroup = cgroup.Mark + "conmon"
-
-func newSpawner(ctx context.Context, g cgroups) (*spawner, error) {
-	s := &spawner{cgroups: g, jobs: make(chan func()), closed: make(chan struct{})}
-	dir, err := s.place(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if g.V2 {
-		return s, nil
-	}
-	ready := make(chan error)
-	go s.loop(func() error { return g.withoutCPU().Enter(dir) }, ready)
-	if err := <-ready; err != nil {
-		s.close()
-		return nil, fmt.Errorf("enter the monitors' cgroup: %w", err)
-	}
-	return s, nil
-}
-
-// place makes the monitors' cgroup, which goes when somebody stops the helpers' unit, and returns its path.
-func (s *spawner) place(ctx context.Context) (string, error) {
-	helpers, err := s.cgroups.Helpers(ctx)
-	if err == nil {
-		helpers = filepath.Join(helpers, conmonCgroup)
-		err = s.cgroups.Create(helpers)
-	}
-	if err != nil {
-		return "", fmt.Errorf("the monitors: %w", err)
-	}
-	return helpers, nil
-}
-
-// loop runs jobs on its own thread, in the cgroup. The thread ends with the spawner.
-func (s *spawner) loop(enter func() error, ready chan<- error) {
-	runtime.LockOSThread()
-	if unix.Gettid() == unix.Getpid() {
-		// The main thread cannot end, and its cgroup counts as the cgroup of the whole process. So block the main
-		// thread while another thread runs the loop.
-		done := make(chan struct{})
-		go func() { defer close(done); s.loop(enter, ready) }()
-		<-done
-		runtime.UnlockOSThread()
-		return
-	}
-	ready <- enter()
-	for {
-		select {
-		case job := <-s.jobs:
-			job()
-		case <-s.closed:
-			return
-		}
-	}
-}
-
-func (s *spawner) close() { close(s.closed) }
-
-// start starts cmd in the cgroup. Calls whose clients have gone can still be here when the daemon ends.
-func (s *spawner) start(cmd *exec.Cmd) error {
-	if s.cgroups.V2 {
-		return s.startIn(cmd)
-	}
-	done := make(chan error, 1)
-	select {
-	case s.jobs <- func() { done <- cmd.Start() }:
-		return <-done
-	case <-s.closed:
-		return errStopping
-	}
-}
-
-var errStopping = fmt.Errorf("the daemon is stopping: %w", errdefs.ErrUnavailable)
-
-// startIn implements start on v2.
-func (s *spawner) startIn(cmd *exec.Cmd) error {
-	select {
-	case <-s.closed:
-		return errStopping
-	default:
-	}
-	dir, err := s.place(context.Background())
-	if err != nil {
-		return err
-	}
-	return s.cgroups.Start(cmd, dir, nil)
-}
-
-// monitors finds the conmons of our bundles by their command lines and returns them by container ID. It reads all of
+// Monitors finds the conmons of the bundles below a directory by their command lines and returns them by container ID. It reads all of
 // /proc, so only recovery and what follows a failed start use it, because they cannot rely on the PID files.
-func monitors(root string) map[string]process.ID {
+func Monitors(bundles string) map[string]process.ID {
 	found := map[string]process.ID{}
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -377,7 +301,7 @@ func monitors(root string) map[string]process.ID {
 			continue
 		}
 		raw, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if id, ok := monitorOf(strings.Split(string(raw), "\x00"), root); ok {
+		if id, ok := monitorOf(strings.Split(string(raw), "\x00"), bundles); ok {
 			if start, err := process.StartTime(pid); err == nil {
 				found[id] = process.ID{Pid: pid, Start: start}
 			}
@@ -387,12 +311,12 @@ func monitors(root string) map[string]process.ID {
 }
 
 // monitorOf returns the ID of the container whose conmon has this command line.
-func monitorOf(argv []string, root string) (id string, ok bool) {
+func monitorOf(argv []string, bundles string) (id string, ok bool) {
 	i := slices.Index(argv, "--bundle")
 	if filepath.Base(argv[0]) != "conmon" || i < 0 || i+1 == len(argv) {
 		return "", false
 	}
-	rel, _ := filepath.Rel(root, argv[i+1])
+	rel, _ := filepath.Rel(bundles, argv[i+1])
 	pod, container, two := strings.Cut(rel, "/")
 	return container, two && cgroup.ID().MatchString(pod) && cgroup.ID().MatchString(container)
 }

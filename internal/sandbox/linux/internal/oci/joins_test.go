@@ -1,4 +1,4 @@
-package linux
+package oci
 
 import (
 	"os"
@@ -22,11 +22,11 @@ func TestOwnTasks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	v1 := cgroups{cgroup.Tree{Roots: map[string]string{"pids": filepath.Join(root, "v1/pids"), "systemd": filepath.Join(root, "v1/systemd")}}}
-	v2 := cgroups{cgroup.Tree{V2: true, Roots: map[string]string{"": filepath.Join(root, "v2")}}}
+	v1 := cgroup.Tree{Roots: map[string]string{"pids": filepath.Join(root, "v1/pids"), "systemd": filepath.Join(root, "v1/systemd")}}
+	v2 := cgroup.Tree{V2: true, Roots: map[string]string{"": filepath.Join(root, "v2")}}
 	for _, c := range []struct {
 		name, lines, want string
-		groups            cgroups
+		groups            cgroup.Tree
 	}{
 		{"v1", "8:pids:/a\n9:name=systemd:/system.slice/b\n0::/\n", "v1/pids/a/tasks", v1},
 		{"v1 named", "8:pids:/elsewhere\n9:name=systemd:/system.slice/b\n0::/\n", "v1/systemd/system.slice/b/tasks", v1},
@@ -50,14 +50,14 @@ func TestExpectJoin(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	j := &joins{file: file}
+	j := &Joins{file: file}
 	j.pending.Store(true)
-	j.expect()
+	j.Expect()
 	if raw, _ := os.ReadFile(file); len(raw) > 0 {
 		t.Errorf("written during an earlier call: %q", raw)
 	}
 	j.pending.Store(false)
-	j.expect()
+	j.Expect()
 	until.Holds(t, "the process is written", func() bool {
 		raw, _ := os.ReadFile(file)
 		return string(raw) == strconv.Itoa(os.Getpid()) && !j.pending.Load()
