@@ -22,6 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/apparmor"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/notifier"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
@@ -173,14 +174,14 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	profile := make(chan string, 1)
 	go guard.Func(s.Logger, "the default AppArmor profile", func() {
 		defer close(profile)
-		profile <- loadDefaultProfile(ctx, host, s.Logger)
+		profile <- apparmor.Setup(ctx, host.AppArmor, s.Logger)
 	})()
 	rt, err := oci.FindRuntime(ctx, cfg.oci(), groups.Tree)
 	host.AppArmorProfile = <-profile
 	if err != nil {
 		return nil, err
 	}
-	labels := openLabels(s.Logger)
+	labels := selinux.Open(s.Logger)
 	host.SELinux = labels != nil
 	host.Runtime = rt.Features
 	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.RecursiveReadOnly

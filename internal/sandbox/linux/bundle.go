@@ -231,7 +231,7 @@ func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 	if err != nil {
 		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
-	if mounts, err = b.labelledLayer(mounts, label); err != nil {
+	if mounts, err = b.labels.Layer(mounts, label); err != nil {
 		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
 	if err := b.mountLayer(ctx, p, mounts, bundle); err != nil {
@@ -265,7 +265,7 @@ func (b *Backend) mountVolume(ctx context.Context, p *sandbox.Pod, id string, n 
 	if err != nil {
 		return volume{}, err
 	}
-	if mounts, err = b.labelledView(mounts, label, bundle); err != nil {
+	if mounts, err = b.labels.View(mounts, label, bundle); err != nil {
 		return volume{}, err
 	}
 	if err := b.mountView(p, mounts, dir); err != nil {

@@ -13,7 +13,9 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/health"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/apparmor"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -44,9 +46,9 @@ func Doctor(ctx context.Context, cfg Config, optional bool) []health.Finding {
 		add(health.Finding{Subject: "catatonit", OK: true, Detail: path})
 	}
 	if host, err := spec.Probe(); err == nil {
-		add(appArmorFinding(host))
+		add(apparmor.Finding(host.AppArmor))
 	}
-	add(selinuxFinding())
+	add(selinux.Finding())
 	add(pidfdFinding())
 	return findings
 }

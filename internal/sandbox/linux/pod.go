@@ -7,13 +7,10 @@ import (
 	"os"
 	"path/filepath"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
-	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
 var (
@@ -52,13 +49,11 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	files := filesOf(p, run)
-	if err := b.makeEtc(p, files, labels.Mount); err != nil {
+	if err := files.makeEtc(p, b.labels.TmpfsOption(labels.Mount), b.log); err != nil {
 		return err
 	}
-	if spec.PodModes(p).IPC != runtimeapi.NamespaceMode_NODE {
-		if err := mnt.Tmpfs(files.shm, fmt.Sprintf("mode=1777,size=%d%s%s", shmSize, ownerOptions(p), b.contextOption(labels.Mount))); err != nil {
-			return fmt.Errorf("the pod's /dev/shm: %w", err)
-		}
+	if err := files.makeShm(p, b.labels.TmpfsOption(labels.Mount)); err != nil {
+		return err
 	}
 	if err := fpNamespaces.Hit(ctx); err != nil {
 		return err
@@ -155,4 +150,15 @@ func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 		}
 	}
 	return mnt.IsMounted(filesOf(p, run).shm) && (at.net == "" || pinned(at.net))
+}
+
+// MakeNetns implements sandbox.NetnsMaker.
+func (b *Backend) MakeNetns(p *sandbox.Pod, pin string) error {
+	run := b.cfg.podRunDir(p.ID)
+	if err := makeRunDir(p, run); err != nil {
+		return err
+	}
+	at := podPins(p, run)
+	at.net = pin
+	return makeUserNamespace(p.IDMap(), at)
 }

@@ -58,7 +58,7 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mnt.IsMounted(files.etc) { // after an upgrade from a version that kept the files elsewhere
 		labels, err := b.cfg.readLabels(p.ID)
 		if err == nil {
-			err = b.makeEtc(p, files, labels.Mount)
+			err = files.makeEtc(p, b.labels.TmpfsOption(labels.Mount), b.log)
 		}
 		if err != nil {
 			b.log.Error("recreate a pod's files for /etc", "pod", p.ID, "err", err)

@@ -3,6 +3,7 @@ package linux
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,9 +52,22 @@ func filesOf(p *sandbox.Pod, runDir string) podFiles {
 	return f
 }
 
-// makeEtc writes the files for /etc on a new tmpfs with the given SELinux label. It replaces an existing mount.
-func (b *Backend) makeEtc(p *sandbox.Pod, f podFiles, label string) error {
-	resolv, err := b.resolvConf(p)
+// makeShm mounts the pod's /dev/shm, unless the pod shares the node's. options are more options of the tmpfs, each after
+// a comma.
+func (f podFiles) makeShm(p *sandbox.Pod, options string) error {
+	if spec.PodModes(p).IPC == runtimeapi.NamespaceMode_NODE {
+		return nil
+	}
+	if err := mnt.Tmpfs(f.shm, fmt.Sprintf("mode=1777,size=%d%s%s", shmSize, ownerOptions(p), options)); err != nil {
+		return fmt.Errorf("the pod's /dev/shm: %w", err)
+	}
+	return nil
+}
+
+// makeEtc writes the files for /etc on a new tmpfs. It replaces an existing mount. options are more options of the tmpfs,
+// each after a comma. Notices about the pod's DNS configuration go to the log.
+func (f podFiles) makeEtc(p *sandbox.Pod, options string, log *slog.Logger) error {
+	resolv, err := resolvConf(p, log)
 	if err != nil {
 		return err
 	}
@@ -68,7 +82,7 @@ func (b *Backend) makeEtc(p *sandbox.Pod, f podFiles, label string) error {
 		}
 	}
 	size := len(resolv) + len(hosts) + etcSpare
-	if err := mnt.Tmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s%s", size, etcInodes, ownerOptions(p), b.contextOption(label))); err != nil {
+	if err := mnt.Tmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s%s", size, etcInodes, ownerOptions(p), options)); err != nil {
 		return fmt.Errorf("the pod's files for /etc: %w", err)
 	}
 	for _, file := range []struct {
@@ -105,7 +119,7 @@ func chownToPod(p *sandbox.Pod, name string) error {
 
 // resolvConf returns the pod's resolv.conf(5). On the host network it is the node's file, unless the request sets
 // something.
-func (b *Backend) resolvConf(p *sandbox.Pod) ([]byte, error) {
+func resolvConf(p *sandbox.Pod, log *slog.Logger) ([]byte, error) {
 	if !spec.PodModes(p).UTS() && proto.Size(p.Config.GetDnsConfig()) == 0 {
 		return ignoreMissing(os.ReadFile(sandbox.ResolvConf))
 	}
@@ -114,7 +128,7 @@ func (b *Backend) resolvConf(p *sandbox.Pod) ([]byte, error) {
 		return nil, err
 	}
 	if notice != "" {
-		b.log.Warn(notice, "pod", p.ID)
+		log.Warn(notice, "pod", p.ID)
 	}
 	var text strings.Builder
 	if len(dns.Searches) > 0 {

@@ -158,7 +158,7 @@ func TestLabelledView(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(layer, "file"), []byte("content"), 0o644))
 	for range 2 { // the second attempt finds the empty directory
-		mounts, err := r.labelledView([]mount.Mount{{Type: "bind", Source: layer, Options: []string{"ro", "rbind"}}}, "x:x:x:s0", bundle)
+		mounts, err := r.labels.View([]mount.Mount{{Type: "bind", Source: layer, Options: []string{"ro", "rbind"}}}, "x:x:x:s0", bundle)
 		require.NoError(t, err)
 		require.NoError(t, mnt.Mount(mounts, target))
 	}

@@ -22,17 +22,6 @@ import (
 
 var fpUsers = failpoint.New("linux.create-sandbox.users")
 
-// MakeNetns implements sandbox.NetnsMaker.
-func (b *Backend) MakeNetns(p *sandbox.Pod, pin string) error {
-	run := b.cfg.podRunDir(p.ID)
-	if err := makeRunDir(p, run); err != nil {
-		return err
-	}
-	at := podPins(p, run)
-	at.net = pin
-	return makeUserNamespace(p.IDMap(), at)
-}
-
 // makeRunDir creates a pod's run-time directory. The root of the pod's user namespace can enter it.
 func makeRunDir(p *sandbox.Pod, run string) error {
 	if err := os.MkdirAll(run, 0o700); err != nil {

@@ -230,17 +230,6 @@ func unmapable(t *testing.T, dir string) {
 	})
 }
 
-func TestGroupsOfNode(t *testing.T) {
-	for value, want := range map[string]string{
-		"0 2147483647": fmt.Sprintf("%d %d", firstID, firstID+65535), "5 7": fmt.Sprintf("%d %d", firstID+5, firstID+7),
-		"1 0": fmt.Sprintf("%d %d", firstID+1, firstID), "70000 70001": "70000 70001", "all": "all",
-	} {
-		if got := groupsOfNode(value, testIDs().Groups); got != want {
-			t.Errorf("groupsOfNode(%q) = %q, want %q", value, got, want)
-		}
-	}
-}
-
 // TestDoctorTriesUserNamespaces: tripod check reports whether pods can have user namespaces.
 func TestDoctorTriesUserNamespaces(t *testing.T) {
 	findings := Doctor(t.Context(), Config{Runtime: "crun", CgroupParent: testns.Cgroup() + "/doctor-users"}, false)
