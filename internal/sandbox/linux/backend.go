@@ -27,6 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/notifier"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 	"github.com/tripod-run/tripod/internal/stats"
 )
@@ -310,7 +311,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 }
 
 func (b *Backend) validatePod(p *sandbox.Pod) error {
-	if sharesPID(p) && b.cfg.catatonit() == "" {
+	if shared.SharesPID(p) && b.cfg.catatonit() == "" {
 		return fmt.Errorf("a PID namespace shared by the pod's containers needs catatonit, which is not installed "+
 			"(Debian: apt-get install catatonit): %w", errdefs.ErrNotImplemented)
 	}

@@ -16,6 +16,7 @@ import (
 // TestFaultC10FilledPodFiles: a container writes to each file that the pod provides until the write fails. That happens
 // soon, the memory is charged to its own cgroup, and the run directory's file system is unaffected.
 func TestFaultC10FilledPodFiles(t *testing.T) {
+	const etcSpare, shmSize = 1 << 20, 64 << 20 // as package shared allows
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
 		c := p.container(forever).start()

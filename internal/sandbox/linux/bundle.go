@@ -23,6 +23,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/notifier"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -168,8 +169,8 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		return nil, sandbox.Resolved{}, err
 	}
 	run := b.cfg.podRunDir(p.ID)
-	at, files := podPins(p, run), filesOf(p, run)
-	pid := at.pid
+	at, files := shared.PinsOf(p, run), shared.FilesOf(p, run)
+	pid := at.PID
 	if spec.ContainerModes(p, c).Target != "" {
 		pid = b.targetPin(p.ID, c.ID)
 	}
@@ -180,9 +181,9 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	}
 	config, answer, err := spec.Build(spec.Input{
 		Pod: p, Container: c, Image: img.Config.Config, Rootfs: rootfsDir(bundle),
-		Net: at.net, IPC: at.ipc, UTS: at.uts, PID: pid, User: at.user,
-		CgroupsPath: oci, ShmPath: files.shm,
-		ResolvConf: files.resolvConf, Hosts: files.hosts, HostnameFile: files.hostname,
+		Net: at.Net, IPC: at.IPC, UTS: at.UTS, PID: pid, User: at.User,
+		CgroupsPath: oci, ShmPath: files.Shm,
+		ResolvConf: files.ResolvConf, Hosts: files.Hosts, HostnameFile: files.Hostname,
 		ImageVolumes: dirs, Labels: labels,
 	}, b.hostNow())
 	if err != nil {
@@ -280,7 +281,7 @@ func (b *Backend) mountView(p *sandbox.Pod, mounts []mount.Mount, dir string) er
 	if p.IDMap() == nil {
 		return mnt.Mount(mounts, dir)
 	}
-	users, err := openUsers(p, b.cfg.podRunDir(p.ID))
+	users, err := shared.OpenUsers(p, b.cfg.podRunDir(p.ID))
 	if err != nil {
 		return err
 	}

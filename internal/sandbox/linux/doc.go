@@ -32,6 +32,7 @@
 //	internal/oci        runs containers with crun or runc and conmon
 //	internal/apparmor   loads the default AppArmor profile, and finds which profiles the kernel has
 //	internal/selinux    assigns SELinux labels to pods and containers, and relabels volumes
+//	internal/shared     makes what the containers of a pod share: namespaces, the files for /etc, and /dev/shm
 //	internal/mnt        makes and removes mounts: layers and views of images, tmpfs, and mapped clones
 //	internal/notifier   reports the system calls that a container's seccomp profile forbids
 package linux

@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 	"github.com/tripod-run/tripod/internal/spans"
 )
@@ -249,7 +250,7 @@ func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 		return err
 	}
 	if l != nil {
-		return pinPID(l.Init, b.targetPin(p.ID, id))
+		return shared.PinPID(l.Init, b.targetPin(p.ID, id))
 	}
 	return fmt.Errorf("target container %s of the PID namespace is not running in this pod: %w", target, errdefs.ErrFailedPrecondition)
 }

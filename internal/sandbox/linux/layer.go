@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 	"github.com/tripod-run/tripod/internal/spans"
 )
 
@@ -33,7 +34,7 @@ func (b *Backend) mountLayer(ctx context.Context, p *sandbox.Pod, mounts []mount
 		mounts = mnt.WithVolatile(mounts)
 	}
 	if p.IDMap() != nil {
-		users, err := openUsers(p, b.cfg.podRunDir(p.ID))
+		users, err := shared.OpenUsers(p, b.cfg.podRunDir(p.ID))
 		if err != nil {
 			return err
 		}
@@ -102,7 +103,7 @@ func (b *Backend) prepareLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 // expose lets a container in a user namespace reach its root file system and volumes (see mnt.Expose).
 func (b *Backend) expose(p *sandbox.Pod, id string, config *specs.Spec) error {
 	run := b.cfg.podRunDir(p.ID)
-	users, err := openUsers(p, run)
+	users, err := shared.OpenUsers(p, run)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -34,7 +35,7 @@ func (c Config) catatonit() string {
 }
 
 // startPause runs the pod's init process and pins its PID namespace. It first stops the process of an earlier attempt.
-func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins, labels selinux.Labels) (*process.Process, error) {
+func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at shared.Pins, labels selinux.Labels) (*process.Process, error) {
 	if err := b.stopPause(ctx, p.ID); err != nil {
 		return nil, err
 	}
@@ -42,7 +43,7 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins, label
 	rootfs := filepath.Join(bundle, "rootfs")
 	// This directory is the root of the pod's init process, which is unprivileged. So the directory's mode must not
 	// depend on our umask. In a user namespace, the OCI runtime makes mount points in it as the pod's root.
-	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(bundle, 0o755), os.Chmod(rootfs, 0o755), chownToPod(p, rootfs)); err != nil {
+	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(bundle, 0o755), os.Chmod(rootfs, 0o755), shared.Chown(p, rootfs)); err != nil {
 		return nil, err
 	}
 	if labels.Mount != "" {
@@ -53,7 +54,7 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins, label
 	path, _ := b.cgroups.container(p, p.ID)
 	config := spec.Pause(spec.PauseInput{
 		Pod: p, Host: b.host, Rootfs: rootfs, Binary: b.cfg.catatonit(), Args: []string{"-P"},
-		Net: at.net, IPC: at.ipc, UTS: at.uts, User: at.user, CgroupsPath: path, Labels: labels,
+		Net: at.Net, IPC: at.IPC, UTS: at.UTS, User: at.User, CgroupsPath: path, Labels: labels,
 	})
 	if err := ledger.WriteJSON(filepath.Join(bundle, "config.json"), config); err != nil {
 		return nil, err
@@ -74,7 +75,7 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins, label
 	if err != nil {
 		return nil, err
 	}
-	if err := pinPID(init, at.pid); err != nil {
+	if err := shared.PinPID(init, at.PID); err != nil {
 		init.Close()
 		return nil, err
 	}

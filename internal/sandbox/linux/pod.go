@@ -11,6 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 )
 
 var (
@@ -24,7 +25,7 @@ var (
 // CreateSandbox implements sandbox.Backend. It also completes a partly created pod.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	run := b.cfg.podRunDir(p.ID)
-	if err := makeRunDir(p, run); err != nil {
+	if err := shared.MakeRunDir(p, run); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
@@ -44,15 +45,15 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := fpDir.Hit(ctx); err != nil {
 		return err
 	}
-	at := podPins(p, run)
-	if err := makeNamespaces(p, at); err != nil {
+	at := shared.PinsOf(p, run)
+	if err := shared.MakeNamespaces(p, at); err != nil {
 		return err
 	}
-	files := filesOf(p, run)
-	if err := files.makeEtc(p, b.labels.TmpfsOption(labels.Mount), b.log); err != nil {
+	files := shared.FilesOf(p, run)
+	if err := files.MakeEtc(p, b.labels.TmpfsOption(labels.Mount), b.log); err != nil {
 		return err
 	}
-	if err := files.makeShm(p, b.labels.TmpfsOption(labels.Mount)); err != nil {
+	if err := files.MakeShm(p, b.labels.TmpfsOption(labels.Mount)); err != nil {
 		return err
 	}
 	if err := fpNamespaces.Hit(ctx); err != nil {
@@ -64,7 +65,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := fpCgroup.Hit(ctx); err != nil {
 		return err
 	}
-	if !sharesPID(p) {
+	if !shared.SharesPID(p) {
 		return nil
 	}
 	init, err := b.startPause(ctx, p, at, labels)
@@ -135,7 +136,7 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	return nil
 }
 
-// sandboxReady reports whether all shared parts of the pod exist, except the files for /etc, which makeEtc can
+// sandboxReady reports whether all shared parts of the pod exist, except the files for /etc, which MakeEtc can
 // recreate.
 func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 	run := b.cfg.podRunDir(p.ID)
@@ -143,22 +144,22 @@ func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 	if err != nil || state.BootID != bootID() {
 		return false
 	}
-	at := podPins(p, run)
-	for _, pin := range []string{at.ipc, at.uts, at.pid, at.user} {
-		if pin != "" && !pinned(pin) {
+	at := shared.PinsOf(p, run)
+	for _, pin := range []string{at.IPC, at.UTS, at.PID, at.User} {
+		if pin != "" && !shared.IsPinned(pin) {
 			return false
 		}
 	}
-	return mnt.IsMounted(filesOf(p, run).shm) && (at.net == "" || pinned(at.net))
+	return mnt.IsMounted(shared.FilesOf(p, run).Shm) && (at.Net == "" || shared.IsPinned(at.Net))
 }
 
 // MakeNetns implements sandbox.NetnsMaker.
 func (b *Backend) MakeNetns(p *sandbox.Pod, pin string) error {
 	run := b.cfg.podRunDir(p.ID)
-	if err := makeRunDir(p, run); err != nil {
+	if err := shared.MakeRunDir(p, run); err != nil {
 		return err
 	}
-	at := podPins(p, run)
-	at.net = pin
-	return makeUserNamespace(p.IDMap(), at)
+	at := shared.PinsOf(p, run)
+	at.Net = pin
+	return shared.MakeUserNamespace(p.IDMap(), at)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 )
 
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
@@ -55,17 +56,17 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if !b.sandboxReady(p) {
 		return false
 	}
-	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mnt.IsMounted(files.etc) { // after an upgrade from a version that kept the files elsewhere
+	if files := shared.FilesOf(p, b.cfg.podRunDir(p.ID)); !mnt.IsMounted(files.Etc) { // after an upgrade from a version that kept the files elsewhere
 		labels, err := b.cfg.readLabels(p.ID)
 		if err == nil {
-			err = files.makeEtc(p, b.labels.TmpfsOption(labels.Mount), b.log)
+			err = files.MakeEtc(p, b.labels.TmpfsOption(labels.Mount), b.log)
 		}
 		if err != nil {
 			b.log.Error("recreate a pod's files for /etc", "pod", p.ID, "err", err)
 			return false
 		}
 	}
-	if !sharesPID(p) {
+	if !shared.SharesPID(p) {
 		return true
 	}
 	state, err := readPodState(b.cfg.podRunDir(p.ID))

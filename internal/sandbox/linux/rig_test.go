@@ -293,7 +293,7 @@ func (r *rig) makeNetns(p *sandbox.Pod) string {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
-		return pinNamespace("/proc/thread-self/ns/net", name)
+		return unix.Mount("/proc/thread-self/ns/net", name, "", unix.MS_BIND, "")
 	})
 	if err != nil {
 		tb.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/mnt"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/selinux/selinuxtest"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 )
 
 // No OCI runtime starts a container with a label on a kernel without SELinux, so these tests look at specifications and
@@ -65,8 +66,8 @@ func TestSELinuxContainersShareThePodsLabel(t *testing.T) {
 			assert.NotEqual(t, first.labels(), foreign.labels())
 			assert.ElementsMatch(t, []string{first.labels().Mount, foreign.labels().Mount}, policy.Mounted())
 
-			files := filesOf(p.Pod, r.cfg.podRunDir(p.ID))
-			for _, path := range []string{files.etc, files.shm, rootfsDir(r.cfg.bundle(p.ID, first.ID))} {
+			files := shared.FilesOf(p.Pod, r.cfg.podRunDir(p.ID))
+			for _, path := range []string{files.Etc, files.Shm, rootfsDir(r.cfg.bundle(p.ID, first.ID))} {
 				assert.Contains(t, mountOptions(t, path), selinuxtest.MountOption, path)
 			}
 		})

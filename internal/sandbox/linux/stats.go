@@ -9,6 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/shared"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -110,15 +111,15 @@ func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Containe
 
 func (b *Backend) inspectPod(p *sandbox.Pod) map[string]any {
 	run := b.cfg.podRunDir(p.ID)
-	at, files := podPins(p, run), filesOf(p, run)
+	at, files := shared.PinsOf(p, run), shared.FilesOf(p, run)
 	cgroup, _ := b.cgroups.pod(p)
 	pid := 0
 	if state, err := readPodState(run); err == nil {
 		pid = state.Pause.Pid
 	}
 	return map[string]any{
-		"sandboxID": p.ID, "pid": pid, "runDir": run, "cgroup": cgroup, "shm": files.shm,
-		"namespaces": map[string]string{"net": at.net, "ipc": at.ipc, "uts": at.uts, "pid": at.pid, "user": at.user},
+		"sandboxID": p.ID, "pid": pid, "runDir": run, "cgroup": cgroup, "shm": files.Shm,
+		"namespaces": map[string]string{"net": at.Net, "ipc": at.IPC, "uts": at.UTS, "pid": at.PID, "user": at.User},
 		"runtime":    b.runtime.Path, "runtimeVersion": b.runtime.Version,
 	}
 }

@@ -39,7 +39,8 @@ type ExecInput struct {
 	ID   string
 	Init *process.Process
 	// Dir is the directory in which the program gets a directory of its own (see ReapExecs).
-	Dir     string
+	Dir string
+	// Process is the program.
 	Process *specs.Process
 	// Request has the streams of the program, whose command line is in Process.
 	Request sandbox.ExecRequest
@@ -48,10 +49,13 @@ type ExecInput struct {
 	Begin func(context.Context) (started func(), err error)
 }
 
-// Exec runs a program in a container and returns its exit code. The program's parent is a conmon that only waits for it. The program's stdio is
-// connected to our pipes, or to a terminal whose other end we receive. Without conmon, runc would wait for any child
-// that holds the program's output, which would delay the exit code. And no process would reap the remains of a failed
-// exec.
+// Exec runs a program in a container and returns its exit code. The program's parent is a conmon that only waits for it.
+// The program's stdio is connected to our pipes, or to a terminal whose other end we receive. Without conmon, runc would
+// wait for any child that holds the program's output, which would delay the exit code. And no process would reap the
+// remains of a failed exec.
+//
+// If the context ends, the program is killed. Errors about the request are errdefs.ErrInvalidArgument, and
+// errdefs.ErrFailedPrecondition if the container has ended.
 func (m Monitor) Exec(ctx context.Context, rt Runtime, in ExecInput) (int32, error) {
 	dir, err := makeExecDir(in.Dir)
 	if err != nil {

@@ -1,4 +1,4 @@
-package linux
+package shared
 
 import (
 	"context"
@@ -22,8 +22,8 @@ import (
 
 var fpUsers = failpoint.New("linux.create-sandbox.users")
 
-// makeRunDir creates a pod's run-time directory. The root of the pod's user namespace can enter it.
-func makeRunDir(p *sandbox.Pod, run string) error {
+// MakeRunDir creates a pod's run-time directory. The root of the pod's user namespace can enter it.
+func MakeRunDir(p *sandbox.Pod, run string) error {
 	if err := os.MkdirAll(run, 0o700); err != nil {
 		return fmt.Errorf("make the pod's directory: %w", err)
 	}
@@ -37,15 +37,15 @@ func makeRunDir(p *sandbox.Pod, run string) error {
 	return nil
 }
 
-// makeUserNamespace makes and pins a user namespace, and the network, ipc and uts namespaces that have a pin. The pin of
+// MakeUserNamespace makes and pins a user namespace, and the network, ipc and uts namespaces that have a pin. The pin of
 // the network namespace must exist.
-func makeUserNamespace(ids *sandbox.IDMap, at pins) error {
+func MakeUserNamespace(ids *sandbox.IDMap, at Pins) error {
 	var flags uintptr
-	wanted := map[string]string{"user": at.user}
+	wanted := map[string]string{"user": at.User}
 	for _, ns := range []struct {
 		kind, pin string
 		flag      uintptr
-	}{{"net", at.net, unix.CLONE_NEWNET}, {"ipc", at.ipc, unix.CLONE_NEWIPC}, {"uts", at.uts, unix.CLONE_NEWUTS}} {
+	}{{"net", at.Net, unix.CLONE_NEWNET}, {"ipc", at.IPC, unix.CLONE_NEWIPC}, {"uts", at.UTS, unix.CLONE_NEWUTS}} {
 		if ns.pin != "" {
 			flags |= ns.flag
 			wanted[ns.kind] = ns.pin
@@ -80,19 +80,19 @@ func makeUserNamespace(ids *sandbox.IDMap, at pins) error {
 func mapping(r sandbox.IDRange) string { return fmt.Sprintf("0:%d:%d", r.First, r.Length) }
 
 // completeUserNamespace makes the namespaces of a pod with a user namespace, unless MakeNetns has made them.
-func completeUserNamespace(p *sandbox.Pod, at pins) error {
-	if pinned(at.user) {
+func completeUserNamespace(p *sandbox.Pod, at Pins) error {
+	if IsPinned(at.User) {
 		return nil
 	}
-	if at.net != "" {
-		return fmt.Errorf("the user namespace that owns %s is missing: %w", at.net, errdefs.ErrFailedPrecondition)
+	if at.Net != "" {
+		return fmt.Errorf("the user namespace that owns %s is missing: %w", at.Net, errdefs.ErrFailedPrecondition)
 	}
-	return makeUserNamespace(p.IDMap(), at)
+	return MakeUserNamespace(p.IDMap(), at)
 }
 
-// openUsers opens a pod's user namespace.
-func openUsers(p *sandbox.Pod, runDir string) (*os.File, error) {
-	f, err := os.Open(podPins(p, runDir).user)
+// OpenUsers opens a pod's user namespace.
+func OpenUsers(p *sandbox.Pod, runDir string) (*os.File, error) {
+	f, err := os.Open(PinsOf(p, runDir).User)
 	if err != nil {
 		return nil, fmt.Errorf("the pod's user namespace: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}

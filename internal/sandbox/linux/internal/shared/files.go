@@ -1,4 +1,4 @@
-package linux
+package shared
 
 import (
 	"errors"
@@ -27,46 +27,46 @@ const (
 	etcInodes = 16
 )
 
-// podFiles are the paths of the files that the pod's containers share. Containers can write to them, so they are on two
+// Files are the paths of the files that the pod's containers share. Containers can write to them, so they are on two
 // tmpfs of the pod. These are limited in size, charged to the writer's cgroup, and separate from the node's file
 // systems (fault C10).
-type podFiles struct {
-	etc                         string // the tmpfs that contains the next three files
-	resolvConf, hosts, hostname string
-	shm                         string
+type Files struct {
+	Etc                         string // the tmpfs that contains the next three files
+	ResolvConf, Hosts, Hostname string
+	Shm                         string
 }
 
-// filesOf derives the paths of the pod's files from its configuration.
-func filesOf(p *sandbox.Pod, runDir string) podFiles {
+// FilesOf derives the paths of the pod's files from its configuration.
+func FilesOf(p *sandbox.Pod, runDir string) Files {
 	etc := filepath.Join(runDir, "etc")
-	f := podFiles{
-		etc:        etc,
-		resolvConf: filepath.Join(etc, "resolv.conf"),
-		hosts:      filepath.Join(etc, "hosts"),
-		hostname:   filepath.Join(etc, "hostname"),
-		shm:        filepath.Join(runDir, "shm"),
+	f := Files{
+		Etc:        etc,
+		ResolvConf: filepath.Join(etc, "resolv.conf"),
+		Hosts:      filepath.Join(etc, "hosts"),
+		Hostname:   filepath.Join(etc, "hostname"),
+		Shm:        filepath.Join(runDir, "shm"),
 	}
 	if spec.PodModes(p).IPC == runtimeapi.NamespaceMode_NODE {
-		f.shm = "/dev/shm"
+		f.Shm = "/dev/shm"
 	}
 	return f
 }
 
-// makeShm mounts the pod's /dev/shm, unless the pod shares the node's. options are more options of the tmpfs, each after
+// MakeShm mounts the pod's /dev/shm, unless the pod shares the node's. options are more options of the tmpfs, each after
 // a comma.
-func (f podFiles) makeShm(p *sandbox.Pod, options string) error {
+func (f Files) MakeShm(p *sandbox.Pod, options string) error {
 	if spec.PodModes(p).IPC == runtimeapi.NamespaceMode_NODE {
 		return nil
 	}
-	if err := mnt.Tmpfs(f.shm, fmt.Sprintf("mode=1777,size=%d%s%s", shmSize, ownerOptions(p), options)); err != nil {
+	if err := mnt.Tmpfs(f.Shm, fmt.Sprintf("mode=1777,size=%d%s%s", shmSize, ownerOptions(p), options)); err != nil {
 		return fmt.Errorf("the pod's /dev/shm: %w", err)
 	}
 	return nil
 }
 
-// makeEtc writes the files for /etc on a new tmpfs. It replaces an existing mount. options are more options of the tmpfs,
+// MakeEtc writes the files for /etc on a new tmpfs. It replaces an existing mount. options are more options of the tmpfs,
 // each after a comma. Notices about the pod's DNS configuration go to the log.
-func (f podFiles) makeEtc(p *sandbox.Pod, options string, log *slog.Logger) error {
+func (f Files) MakeEtc(p *sandbox.Pod, options string, log *slog.Logger) error {
 	resolv, err := resolvConf(p, log)
 	if err != nil {
 		return err
@@ -82,17 +82,17 @@ func (f podFiles) makeEtc(p *sandbox.Pod, options string, log *slog.Logger) erro
 		}
 	}
 	size := len(resolv) + len(hosts) + etcSpare
-	if err := mnt.Tmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s%s", size, etcInodes, ownerOptions(p), options)); err != nil {
+	if err := mnt.Tmpfs(f.Etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d%s%s", size, etcInodes, ownerOptions(p), options)); err != nil {
 		return fmt.Errorf("the pod's files for /etc: %w", err)
 	}
 	for _, file := range []struct {
 		path    string
 		content []byte
-	}{{f.resolvConf, resolv}, {f.hosts, hosts}, {f.hostname, []byte(name + "\n")}} {
+	}{{f.ResolvConf, resolv}, {f.Hosts, hosts}, {f.Hostname, []byte(name + "\n")}} {
 		if err := ledger.ReplaceFile(file.path, file.content, 0o644); err != nil {
 			return err
 		}
-		if err := chownToPod(p, file.path); err != nil {
+		if err := Chown(p, file.path); err != nil {
 			return err
 		}
 	}
@@ -108,8 +108,8 @@ func ownerOptions(p *sandbox.Pod) string {
 	return fmt.Sprintf(",uid=%d,gid=%d", ids.Users.First, ids.Groups.First)
 }
 
-// chownToPod gives a file to the root of the pod's user namespace.
-func chownToPod(p *sandbox.Pod, name string) error {
+// Chown gives a file to the root of the pod's user namespace.
+func Chown(p *sandbox.Pod, name string) error {
 	ids := p.IDMap()
 	if ids == nil {
 		return nil
@@ -117,7 +117,7 @@ func chownToPod(p *sandbox.Pod, name string) error {
 	return os.Chown(name, int(ids.Users.First), int(ids.Groups.First))
 }
 
-// resolvConf returns the pod's resolv.conf(5). On the host network it is the node's file, unless the request sets
+// ResolvConf returns the pod's resolv.conf(5). On the host network it is the node's file, unless the request sets
 // something.
 func resolvConf(p *sandbox.Pod, log *slog.Logger) ([]byte, error) {
 	if !spec.PodModes(p).UTS() && proto.Size(p.Config.GetDnsConfig()) == 0 {

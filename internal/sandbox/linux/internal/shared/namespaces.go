@@ -1,4 +1,4 @@
-package linux
+package shared
 
 import (
 	"errors"
@@ -17,51 +17,51 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// pins are the paths of the files on which a pod's namespaces are bind-mounted. A pin keeps its namespace alive without
+// Pins are the paths of the files on which a pod's namespaces are bind-mounted. A pin keeps its namespace alive without
 // a process. The path is "" for a namespace that the pod shares with the node.
-type pins struct{ net, ipc, uts, pid, user string }
+type Pins struct{ Net, IPC, UTS, PID, User string }
 
-// podPins derives the pins of a pod from its configuration.
-func podPins(p *sandbox.Pod, runDir string) pins {
+// PinsOf derives the pins of a pod from its configuration.
+func PinsOf(p *sandbox.Pod, runDir string) Pins {
 	modes := spec.PodModes(p)
 	dir := filepath.Join(runDir, "ns")
-	at := pins{net: p.Netns}
+	at := Pins{Net: p.Netns}
 	if modes.IPC != runtimeapi.NamespaceMode_NODE { // even if each container has its own IPC namespace, because the pod's init needs one too
-		at.ipc = filepath.Join(dir, "ipc")
+		at.IPC = filepath.Join(dir, "ipc")
 	}
 	if modes.UTS() {
-		at.uts = filepath.Join(dir, "uts")
+		at.UTS = filepath.Join(dir, "uts")
 	}
 	if modes.PID == runtimeapi.NamespaceMode_POD {
-		at.pid = filepath.Join(dir, "pid")
+		at.PID = filepath.Join(dir, "pid")
 	}
 	if p.IDMap() != nil {
-		at.user = filepath.Join(dir, "user")
+		at.User = filepath.Join(dir, "user")
 	}
 	return at
 }
 
-// sharesPID reports whether the pod has its own PID namespace, and therefore needs an init process.
-func sharesPID(p *sandbox.Pod) bool { return spec.PodModes(p).PID == runtimeapi.NamespaceMode_POD }
+// SharesPID reports whether the pod has its own PID namespace, and therefore needs an init process.
+func SharesPID(p *sandbox.Pod) bool { return spec.PodModes(p).PID == runtimeapi.NamespaceMode_POD }
 
-// makeNamespaces creates and pins the pod's ipc and uts namespaces, and sets the host name and kernel parameters in the
+// MakeNamespaces creates and pins the pod's ipc and uts namespaces, and sets the host name and kernel parameters in the
 // pod's namespaces. It replaces existing pins.
-func makeNamespaces(p *sandbox.Pod, at pins) error {
+func MakeNamespaces(p *sandbox.Pod, at Pins) error {
 	sysctls, err := spec.Sysctls(p)
 	if err != nil {
 		return err
 	}
 	defaults := spec.DefaultSysctls(p, sysctls)
-	if at.user != "" {
+	if at.User != "" {
 		if err := completeUserNamespace(p, at); err != nil {
 			return err
 		}
 		return mnt.OnNewThread(func() error { return setUpNamespaces(p, at, sysctls, defaults) })
 	}
-	if at.ipc == "" && at.uts == "" && len(sysctls)+len(defaults) == 0 {
+	if at.IPC == "" && at.UTS == "" && len(sysctls)+len(defaults) == 0 {
 		return nil
 	}
-	for _, pin := range []string{at.ipc, at.uts} {
+	for _, pin := range []string{at.IPC, at.UTS} {
 		if pin == "" {
 			continue
 		}
@@ -89,21 +89,21 @@ func makePin(pin string) error {
 
 // setUpNamespaces creates, configures and pins the namespaces. Those of a pod with a user namespace exist already. It
 // leaves the calling thread in them.
-func setUpNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
-	if err := enter(at.net, unix.CLONE_NEWNET); err != nil {
+func setUpNamespaces(p *sandbox.Pod, at Pins, sysctls, defaults map[string]string) error {
+	if err := enter(at.Net, unix.CLONE_NEWNET); err != nil {
 		return err
 	}
-	if at.user != "" {
-		if err := errors.Join(enter(at.ipc, unix.CLONE_NEWIPC), enter(at.uts, unix.CLONE_NEWUTS)); err != nil {
+	if at.User != "" {
+		if err := errors.Join(enter(at.IPC, unix.CLONE_NEWIPC), enter(at.UTS, unix.CLONE_NEWUTS)); err != nil {
 			return err
 		}
 		return configureNamespaces(p, at, sysctls, defaults)
 	}
 	flags := 0
-	if at.ipc != "" {
+	if at.IPC != "" {
 		flags |= unix.CLONE_NEWIPC
 	}
-	if at.uts != "" {
+	if at.UTS != "" {
 		flags |= unix.CLONE_NEWUTS
 	}
 	if err := unix.Unshare(flags); err != nil {
@@ -112,7 +112,7 @@ func setUpNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]strin
 	if err := configureNamespaces(p, at, sysctls, defaults); err != nil {
 		return err
 	}
-	for kind, pin := range map[string]string{"ipc": at.ipc, "uts": at.uts} {
+	for kind, pin := range map[string]string{"ipc": at.IPC, "uts": at.UTS} {
 		if pin == "" {
 			continue
 		}
@@ -140,8 +140,8 @@ func enter(pin string, kind int) error {
 }
 
 // configureNamespaces sets the host name and kernel parameters in the calling thread's namespaces.
-func configureNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
-	if name := p.Config.GetHostname(); at.uts != "" && name != "" {
+func configureNamespaces(p *sandbox.Pod, at Pins, sysctls, defaults map[string]string) error {
+	if name := p.Config.GetHostname(); at.UTS != "" && name != "" {
 		if err := unix.Sethostname([]byte(name)); err != nil {
 			return fmt.Errorf("set host name %q: %w: %w", name, err, errdefs.ErrInvalidArgument)
 		}
@@ -217,9 +217,9 @@ func pinNamespace(ns, pin string) error {
 	return nil
 }
 
-// pinPID pins the PID namespace of an init process. It opens the namespace and then checks that the process is alive,
+// PinPID pins the PID namespace of an init process. It opens the namespace and then checks that the process is alive,
 // which proves that its PID was not reused.
-func pinPID(init *process.Process, pin string) error {
+func PinPID(init *process.Process, pin string) error {
 	if err := makePin(pin); err != nil {
 		return err
 	}
@@ -234,8 +234,8 @@ func pinPID(init *process.Process, pin string) error {
 	return pinNamespace(fmt.Sprintf("/proc/self/fd/%d", ns), pin)
 }
 
-// pinned reports whether a namespace is mounted on the file.
-func pinned(pin string) bool {
+// IsPinned reports whether a namespace is mounted on the file.
+func IsPinned(pin string) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(pin, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
