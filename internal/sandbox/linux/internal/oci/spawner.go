@@ -6,12 +6,11 @@ import (
 	"maps"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/process"
 )
 
 // Spawner starts the conmons of all pods in one cgroup of their own. A conmon must not be killed because of its pod's
@@ -42,7 +41,7 @@ func NewSpawner(ctx context.Context, g cgroup.Tree) (*Spawner, error) {
 		return s, nil
 	}
 	ready := make(chan error)
-	go s.loop(func() error { return withoutCPU(g).Enter(dir) }, ready)
+	go process.OnOwnThread(func() { s.loop(func() error { return withoutCPU(g).Enter(dir) }, ready) })
 	if err := <-ready; err != nil {
 		s.Close()
 		return nil, fmt.Errorf("enter the monitors' cgroup: %w", err)
@@ -63,18 +62,8 @@ func (s *Spawner) place(ctx context.Context) (string, error) {
 	return helpers, nil
 }
 
-// loop runs jobs on its own thread, in the cgroup. The thread ends with the spawner.
+// loop runs jobs in the cgroup until the spawner is closed.
 func (s *Spawner) loop(enter func() error, ready chan<- error) {
-	runtime.LockOSThread()
-	if unix.Gettid() == unix.Getpid() {
-		// The main thread cannot end, and its cgroup counts as the cgroup of the whole process. So block the main
-		// thread while another thread runs the loop.
-		done := make(chan struct{})
-		go func() { defer close(done); s.loop(enter, ready) }()
-		<-done
-		runtime.UnlockOSThread()
-		return
-	}
 	ready <- enter()
 	for {
 		select {
