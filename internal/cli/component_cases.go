@@ -27,7 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli/call"
 	"github.com/tripod-run/tripod/internal/component/protowit"
 	"github.com/tripod-run/tripod/internal/config"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/standalone"
 )
 
 const (
@@ -158,7 +158,7 @@ func (t *componentTest) run(ctx context.Context, component string) (*suiteResult
 	if err := s.resolve(spec.Descriptors, built.Services); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	guest := wasm.Guest{Name: baseName(component), Wasm: spec.Wasm, Descriptors: spec.Descriptors, Services: built.Services}
+	guest := standalone.Guest{Name: baseName(component), Wasm: spec.Wasm, Descriptors: spec.Descriptors, Services: built.Services}
 	for key, v := range s.Env {
 		guest.Env = append(guest.Env, key+"="+v)
 	}
@@ -256,11 +256,11 @@ func (c *componentCase) resolve(methods map[string]protoreflect.MethodDescriptor
 }
 
 // runSuite runs cases, one after the other.
-func (t *componentTest) runSuite(ctx context.Context, s *suite, guest wasm.Guest) (_ *suiteResult, err error) {
+func (t *componentTest) runSuite(ctx context.Context, s *suite, guest standalone.Guest) (_ *suiteResult, err error) {
 	c := config.Default()
-	worker, err := wasm.StartStandalone(ctx, wasm.Config{
+	worker, err := standalone.Start(ctx, standalone.Config{
 		Program: c.Wasm.Program, UID: c.Wasm.User, GID: c.Wasm.User, MaxMemory: c.Wasm.MaxMemory,
-		Holdings:       wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes, Sockets: c.Wasm.MaxSockets},
+		Holdings:       standalone.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes, Sockets: c.Wasm.MaxSockets},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
 		QuickCode: c.Wasm.QuickCode && !t.profile, // the optimised code is what is measured
 	}, guest)

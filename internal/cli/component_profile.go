@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/cli/call"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/standalone"
 )
 
 // maxProfiled is how many functions a profile shows.
@@ -35,7 +35,7 @@ type functionProfile struct {
 }
 
 // profile finds out where the component is during a case.
-func (c *componentCase) profile(ctx context.Context, worker *wasm.Standalone, client call.Client) (*caseProfile, error) {
+func (c *componentCase) profile(ctx context.Context, worker *standalone.Worker, client call.Client) (*caseProfile, error) {
 	again := func(ctx context.Context) { _ = c.run(ctx, client) } // most calls are ended
 	first, err := worker.Profile(ctx, 1, again)
 	if err != nil {
@@ -49,7 +49,7 @@ func (c *componentCase) profile(ctx context.Context, worker *wasm.Standalone, cl
 }
 
 // compareProfiles lists the functions, those first that take more of the first call than of the second one.
-func compareProfiles(name string, first, second wasm.Profile) *caseProfile {
+func compareProfiles(name string, first, second standalone.Profile) *caseProfile {
 	p := &caseProfile{
 		Name: name, First: first.Typical.Seconds(), Second: second.Typical.Seconds(), FirstMoments: len(first.Samples), SecondMoments: len(second.Samples),
 	}
@@ -68,7 +68,7 @@ func compareProfiles(name string, first, second wasm.Profile) *caseProfile {
 }
 
 // inFunctions returns the seconds of a call in each function.
-func inFunctions(p wasm.Profile) map[string]float64 {
+func inFunctions(p standalone.Profile) map[string]float64 {
 	times := make(map[string]float64)
 	for _, functions := range p.Samples {
 		slices.Sort(functions)

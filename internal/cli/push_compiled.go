@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tripod-run/tripod/internal/config"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/standalone"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
 )
@@ -46,7 +46,7 @@ func (p *compiledPush) addTo(ctx context.Context, spec *artifact.Spec) error {
 		return err
 	}
 	c := config.Default().Wasm
-	code, engine, err := wasm.CompileStandalone(ctx, wasm.Config{
+	code, engine, err := standalone.Compile(ctx, standalone.Config{
 		Program: c.Program, UID: c.User, GID: c.User, CompileTimeout: time.Duration(c.CompileTimeout), CompileMemory: c.CompileMemory,
 	}, spec.Wasm)
 	if err != nil {

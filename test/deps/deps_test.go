@@ -32,6 +32,9 @@ var workers = []string{
 	"internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/internal/workerapi",
 }
 
+// tests lists what the tests of a backend's packages share.
+var tests = []string{"internal/sandbox/vm/internal/test", "internal/sandbox/wasm/internal/test"}
+
 var backends = []string{"internal/sandbox/linux", "test/fake", "internal/sandbox/vm", "internal/sandbox/wasm"}
 
 var rules = []rule{
@@ -39,12 +42,12 @@ var rules = []rule{
 	{from: []string{"internal/node"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "the node is below the control planes and knows the contract only"},
 	{from: []string{"internal", "test"}, deny: []string{"internal/edge$"}, why: "only the daemon opens the MQTT front door"},
 	{from: []string{"internal/node/store"}, deny: []string{"internal/sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
-	{from: backends, except: append([]string{"internal/sandbox/vm/internal/test"}, workers...), deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
+	{from: backends, except: append(tests, workers...), deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
 	{from: []string{"internal/sandbox/ledger", "internal/sandbox/fields"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "shared code of the kinds knows none of them"},
 	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "a shared service knows nothing of its users"},
 	{from: []string{"internal/cgroup"}, deny: []string{"internal/stats", "internal/sandbox", "internal/node"}, why: "it creates and limits cgroups; other packages read their usage"},
 	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows at most the contract"},
-	{from: []string{"cmd", "internal"}, except: []string{"internal/sandbox/vm/internal/test"}, deny: []string{"test", "internal/sandbox/vm/internal/test"}, why: "the product does not contain its tests"},
+	{from: []string{"cmd", "internal"}, except: tests, deny: append([]string{"test"}, tests...), why: "the product does not contain its tests"},
 	{from: []string{"test"}, except: []string{"test/fake", "test/sandboxtest", "test/edgetest"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
 	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/metrics"}, why: "the metrics are collected from them"},
 	{from: workers, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network$", "internal/network/builtin", "internal/config", "internal/sandbox$", "internal/sandbox/wasm$"}, why: "the daemon sends the worker and the dialer all that they need"},
@@ -55,7 +58,7 @@ var rules = []rule{
 	{from: []string{"cmd", "internal", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine, why: "guests never run in the daemon, and the daemon is pure Go"},
 	// These packages could get into the programs unnoticed.
 	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"}, why: "it is for tests"},
-	{from: []string{"internal"}, except: []string{"internal/cli", "internal/sandbox/vm/internal/test"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
+	{from: []string{"internal"}, except: append(tests, "internal/cli"), deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
 }
 
 // standalone maps a package to the only other packages of the module that it and its subpackages may depend on.
@@ -167,7 +170,7 @@ func TestImportRules(t *testing.T) {
 func TestBackendsDoNotImportEachOther(t *testing.T) {
 	ours(t, func(p *pkg, _ map[string]*pkg) {
 		for _, own := range backends {
-			if !below(p.ImportPath, []string{own}) || below(p.ImportPath, []string{"internal/sandbox/vm/internal/test"}) {
+			if !below(p.ImportPath, []string{own}) || below(p.ImportPath, tests) {
 				continue
 			}
 			others := slices.DeleteFunc(slices.Clone(backends), func(b string) bool { return b == own })

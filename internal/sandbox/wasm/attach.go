@@ -7,6 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stream"
 )
@@ -82,5 +83,5 @@ func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	return l.worker.dial(ctx, dataSocket)
+	return l.worker.dial(ctx, launch.DataSocket)
 }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -20,10 +21,11 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stats"
 )
@@ -71,9 +73,12 @@ type Config struct {
 	// QuickCode lets pods with a large component begin with quick code, unless they demand optimised code.
 	QuickCode bool
 	// CompiledLayers say which compiled code in images is used.
-	CompiledLayers []CompiledLayers
+	CompiledLayers []code.Rule
 	// LogLevel is the workers' slog level.
 	LogLevel string
+
+	// quickAbove is code.Config.QuickAbove, or 0 for its usual value.
+	quickAbove int64
 }
 
 // Holdings limit the resources that the guests of one pod hold in their worker.
@@ -98,19 +103,10 @@ type setup struct {
 
 // ImageStore is the part of the image service that the backend uses. Images implements it.
 type ImageStore interface {
-	artifact.Blobs
-	// Component returns the component in an image.
-	Component(ctx context.Context, imageID string) (*artifact.Artifact, error)
-	// Get returns the image with the given ID or reference.
-	Get(ctx context.Context, refOrID string) (image.Image, error)
+	code.Images
 	// List returns all images. Changes returns a channel that receives a value when the list has changed.
 	List(ctx context.Context) ([]image.Image, error)
 	Changes() <-chan struct{}
-	// Hold keeps the blobs of an image, even if the image is removed, until Unhold is called with the same key. Holds
-	// returns all keys, including those of the store's other users.
-	Hold(ctx context.Context, key, imageID string) error
-	Unhold(ctx context.Context, key string) error
-	Holds(ctx context.Context) ([]string, error)
 }
 
 // Images adapts the node's image store to ImageStore.
@@ -141,11 +137,11 @@ type Network interface {
 type Backend struct {
 	cfg         setup
 	log         *slog.Logger
-	cache       *cache
-	precompiler *precompiler
+	cache       *code.Cache
+	precompiler *code.Precompiler
 	keeper      *keeper
 	dialers     *dialers
-	catalog     *catalog
+	catalog     *code.Catalog
 	tls         *authority
 	watcher     *certWatcher
 	sampler     *stats.Sampler
@@ -157,6 +153,8 @@ type Backend struct {
 	// recovered is closed when Recover has succeeded.
 	recovered     chan struct{}
 	recoveredOnce sync.Once
+	// listed is set once the components of the stored images are known.
+	listed atomic.Bool
 	// dialerLost wakes followDialers.
 	dialerLost chan struct{}
 
@@ -177,25 +175,31 @@ var (
 )
 
 // ProgramName is the name of the workers' program.
-const ProgramName = "tripod-wasm"
+const ProgramName = launch.Name
 
-// findProgram looks for tripod-wasm and sets Program, unless Program is configured. It returns errdefs.ErrNotFound if
-// there is no tripod-wasm.
-func (c *Config) findProgram() (err error) {
-	if c.Program == "" {
-		c.Program, err = process.FindProgram(ProgramName, "of the workers that run components")
+// programEnv is added to the environment of tripod-wasm. Only tests set it.
+var programEnv []string
+
+func (c Config) program() launch.Program {
+	return launch.Program{Path: c.Program, UID: c.UID, GID: c.GID, Env: programEnv}
+}
+
+// code returns the part of the configuration for compiled code.
+func (c setup) code() code.Config {
+	return code.Config{
+		Dir: c.cacheDir(), Program: c.program(), Timeout: c.CompileTimeout, Memory: c.CompileMemory, Parallel: c.CompileParallel,
+		Quick: c.QuickCode, QuickAbove: c.quickAbove, Rules: c.CompiledLayers, Images: c.Images, Logger: c.Logger,
 	}
-	return err
 }
 
 // Open opens the backend and creates its directories. It returns errdefs.ErrNotFound if the configuration names no
 // program and none is found. Workers start when pods need them. The backend outlives the context.
-func Open(_ context.Context, c Config, s Services) (*Backend, error) {
+func Open(_ context.Context, c Config, s Services) (_ *Backend, err error) {
 	cfg := setup{c.withDefaults(), s}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if err := cfg.findProgram(); err != nil {
+	if cfg.Program, err = launch.Find(cfg.Program); err != nil {
 		return nil, err
 	}
 	if err := cfg.check(); err != nil {
@@ -215,20 +219,18 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 		watcher.close()
 		return nil, fmt.Errorf("wasm backend: %w", err)
 	}
-	compiler := newCompiler(cfg.Config)
+	background, stop := context.WithCancel(context.Background())
 	b := &Backend{
-		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, dialers: newDialers(keeper), catalog: newCatalog(cfg.Images),
+		cfg: cfg, log: cfg.Logger, cache: code.New(background, cfg.code()), keeper: keeper, dialers: newDialers(keeper), catalog: code.NewCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
-		recovered: make(chan struct{}), dialerLost: make(chan struct{}, 1),
+		background: background, stop: stop, recovered: make(chan struct{}), dialerLost: make(chan struct{}, 1),
 	}
-	b.cache.improved = func() { go guard.Func(b.log, "optimised code", b.improve)() }
-	b.precompiler = newPrecompiler(b.cache, b.catalog, func(c sandbox.Compilation) { b.ledger.Report(sandbox.Event{Compilation: &c}) })
+	b.cache.Improved = func() { go guard.Func(b.log, "optimised code", b.improve)() }
+	b.precompiler = code.NewPrecompiler(b.cache, b.catalog, func(c sandbox.Compilation) { b.ledger.Report(sandbox.Event{Compilation: &c}) })
 	b.keeper.exited, b.keeper.fellBack, b.keeper.died, b.keeper.reconnected = b.podExited, b.podFellBack, b.workerDied, b.resync
 	b.keeper.hasPods = b.hasPods
 	b.watcher.changed, b.dialers.died = b.certificateChanged, b.reconnectSoon
-	b.background, b.stop = context.WithCancel(context.Background())
-	b.cache.life = b.background
 	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm dialers", func() { b.followDialers(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm compilations", func() { b.followImages(b.background) }))
@@ -239,8 +241,8 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 func (b *Backend) Close() error {
 	b.stop()
 	b.sweeping.Wait()
-	b.precompiler.waits.Wait()
-	b.cache.compiling.Wait()
+	b.precompiler.Wait()
+	b.cache.Wait()
 	b.watcher.close()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*endTime)
 	defer cancel()
@@ -253,8 +255,6 @@ func (c Config) withDefaults() Config {
 	c.Workers = cmp.Or(c.Workers, WorkerPerNode)
 	c.CgroupDriver, c.CgroupParent = cgroup.Defaults(c.CgroupDriver, c.CgroupParent)
 	c.LabelPrefix = cmp.Or(c.LabelPrefix, "vimana.host/")
-	c.CompileTimeout = cmp.Or(c.CompileTimeout, 2*time.Minute)
-	c.CompileMemory = cmp.Or(c.CompileMemory, 2<<30)
 	return c
 }
 

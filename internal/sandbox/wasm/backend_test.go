@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,10 +12,13 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 )
 
 // TestLife creates, starts, stops, restarts and removes a server.
@@ -147,19 +151,21 @@ func TestFaultI7TamperedCode(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc tampered")
 	a := r.shelf.images[c.ImageID].artifact
-	engine, err := r.cache.compiler.engine()
+	files, err := filepath.Glob(filepath.Join(r.cache.EntryDir(a.Wasm.Digest.String()), "*.code"))
 	r.must(err)
-	made := entry{Digest: a.Wasm.Digest.String(), Engine: engine}
-	code, record := r.cache.file(made, ".code"), r.cache.file(made, ".json")
-	loaded := codeName(r.cache.layers.source(r.ctx(), a), "")
-	good, err := os.ReadFile(code)
+	require.Len(t, files, 1)
+	stored, record := files[0], strings.TrimSuffix(files[0], ".code")+".json"
+	loaded := code.Name(r.cache.Source(r.ctx(), a), "")
+	good, err := os.ReadFile(stored)
 	r.must(err)
 	for name, spoil := range map[string]func() error{
-		"changed":  func() error { return os.WriteFile(code, bytes.Replace(good, []byte("grpc"), []byte("evil"), 1), 0o600) },
-		"cut off":  func() error { return os.Truncate(code, int64(len(good)/2)) },
-		"empty":    func() error { return os.Truncate(code, 0) },
-		"a link":   func() error { return errors.Join(os.Remove(code), os.Symlink("/etc/passwd", code)) },
-		"gone":     func() error { return os.Remove(code) },
+		"changed": func() error {
+			return os.WriteFile(stored, bytes.Replace(good, []byte("grpc"), []byte("evil"), 1), 0o600)
+		},
+		"cut off":  func() error { return os.Truncate(stored, int64(len(good)/2)) },
+		"empty":    func() error { return os.Truncate(stored, 0) },
+		"a link":   func() error { return errors.Join(os.Remove(stored), os.Symlink("/etc/passwd", stored)) },
+		"gone":     func() error { return os.Remove(stored) },
 		"no entry": func() error { return os.Remove(record) },
 		"entry of other": func() error {
 			return os.WriteFile(record, []byte(`{"version":1,"digest":"sha256:0","engine":"x"}`), 0o600)
@@ -167,13 +173,9 @@ func TestFaultI7TamperedCode(t *testing.T) {
 		"entry is junk": func() error { return os.WriteFile(record, []byte(`{`), 0o600) },
 		// Code that matches its entry but has another engine is refused by the worker.
 		"other engine": func() error {
-			file, err := memoryFile("x")
-			if err != nil {
-				return err
-			}
-			defer file.Close()
-			_, err = file.WriteString("code of fake engine 0\nworld=grpc evil")
-			return errors.Join(err, r.cache.store(made, file))
+			other := "code of fake engine 0\nworld=grpc evil"
+			entry := fmt.Sprintf(`{"version":1,"digest":%q,"engine":"fake engine 1","size":%d,"sha256":%q}`, a.Wasm.Digest, len(other), hashOf(other))
+			return errors.Join(os.WriteFile(stored, []byte(other), 0o600), os.WriteFile(record, []byte(entry), 0o600))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -184,7 +186,7 @@ func TestFaultI7TamperedCode(t *testing.T) {
 			}
 			r.must(spoil())
 			r.must(r.StartContainer(r.ctx(), p, c))
-			now, err := os.ReadFile(code)
+			now, err := os.ReadFile(stored)
 			if err != nil || !bytes.Equal(now, good) {
 				t.Errorf("cached code = %q, %v; want the original", now, err)
 			}
@@ -237,7 +239,7 @@ func TestImageGone(t *testing.T) {
 	if held, _ := r.shelf.Holds(r.ctx()); len(held) != 0 {
 		t.Errorf("holds after the sweep = %v, want none", held)
 	}
-	if _, err := os.Stat(r.cache.entryDir(digest)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(r.cache.EntryDir(digest)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Stat of the removed image's code = %v, want ErrNotExist", err)
 	}
 }
@@ -290,9 +292,9 @@ func TestAttachLogsUpdateStats(t *testing.T) {
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "reopened") {
 		t.Errorf("log = %q, %v; want the worker's line reopened", text, err)
 	}
-	out, attached := &tail{limit: 100}, make(chan error, 1)
+	out, attached := &launch.Tail{Limit: 100}, make(chan error, 1)
 	go func() { attached <- r.Attach(r.ctx(), p, c, sandbox.AttachRequest{Stdout: out}) }()
-	r.eventually("the attached client sees output", func() bool { return string(out.bytes()) == "attached\n" })
+	r.eventually("the attached client sees output", func() bool { return string(out.Bytes()) == "attached\n" })
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
 	r.must(<-attached)
 	for what, err := range map[string]error{

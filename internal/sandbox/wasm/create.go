@@ -13,6 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/spans"
 )
@@ -26,11 +27,11 @@ var (
 // compiles it. A shared worker also loads the component and checks it against the component's descriptors. So faulty
 // components are detected here.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
-	comp, err := b.catalog.find(ctx, c.ImageID)
+	comp, err := b.catalog.Find(ctx, c.ImageID)
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
-	name, derived, err := b.nameOf(ctx, p, c, comp.artifact)
+	name, derived, err := b.nameOf(ctx, p, c, comp.Artifact)
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
@@ -50,7 +51,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		}
 	}
 	err = b.ledger.Create(p.ID, c.ID, state{
-		Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Artifact: comp.artifact, Component: name, Description: comp.digest,
+		Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Artifact: comp.Artifact, Component: name, Description: comp.Description,
 	})
 	if err != nil {
 		return sandbox.Resolved{}, err
@@ -82,24 +83,24 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 
 // prepare compiles the component. If the pod's worker is shared, prepare also loads the component, without running a
 // guest. If the component must not run in a shared worker, prepare gives the pod its own worker.
-func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, comp *component) error {
+func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, comp *code.Component) error {
 	o, err := b.optionsOf(p, c)
 	if err != nil {
 		return err
 	}
 	scope := b.scopeOf(p, c)
 	if isOwn(scope) {
-		code, _, err := b.cache.open(ctx, b.cache.layers.source(ctx, comp.artifact), o.code)
+		made, _, err := b.cache.Open(ctx, b.cache.Source(ctx, comp.Artifact), o.code)
 		if err != nil {
 			return err
 		}
-		return code.Close()
+		return made.Close()
 	}
 	w, err := b.keeper.get(ctx, scope, nil)
 	if err != nil {
 		return err
 	}
-	loaded, err := b.load(ctx, w, comp.artifact, comp.digest, o.code)
+	loaded, err := b.load(ctx, w, comp.Artifact, comp.Description, o.code)
 	if err == nil && loaded.OwnWorkerReason != "" {
 		err = b.assignOwnWorker(p, loaded.OwnWorkerReason)
 	}
@@ -108,14 +109,14 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 
 // load loads a component into a worker, unless the component is already loaded. If the worker refuses the code because
 // the code is damaged or was compiled for another engine, load compiles the component again, once.
-func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string, mode codeMode) (loaded workerapi.Loaded, err error) {
-	from := b.cache.layers.source(ctx, a)
+func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string, mode code.Mode) (loaded workerapi.Loaded, err error) {
+	from := b.cache.Source(ctx, a)
 	ctx, end := spans.Start(ctx, "worker.load", spans.String("component", a.Wasm.Digest.String()))
 	defer func() { end(err) }()
 	loaded, err = b.loadOnce(ctx, w, from, description, mode)
 	if errdefs.IsFailedPrecondition(err) {
 		b.log.Warn("worker refused the code; compiling again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
-		b.cache.forget(from)
+		b.cache.Forget(from)
 		loaded, err = b.loadOnce(ctx, w, from, description, mode)
 	}
 	if err != nil {
@@ -126,25 +127,25 @@ func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, des
 
 // loadOnce loads a component into a worker. Quick code that the worker has is replaced if optimised code is there or is to be
 // waited for.
-func (b *Backend) loadOnce(ctx context.Context, w *worker, from source, description string, mode codeMode) (workerapi.Loaded, error) {
-	name := codeName(from, description)
-	code := func(mode codeMode) func(context.Context) (workerapi.Code, error) {
+func (b *Backend) loadOnce(ctx context.Context, w *worker, from code.Source, description string, mode code.Mode) (workerapi.Loaded, error) {
+	name := code.Name(from, description)
+	get := func(mode code.Mode) func(context.Context) (workerapi.Code, error) {
 		return func(ctx context.Context) (workerapi.Code, error) {
-			comp, err := b.catalog.recall(ctx, from.Artifact, description)
+			comp, err := b.catalog.Recall(ctx, from.Artifact, description)
 			if err != nil {
 				return workerapi.Code{}, err
 			}
-			code := comp.code(name)
-			code.Image.File, code.Quick, err = b.cache.open(ctx, from, mode)
-			return code, err
+			made := comp.Code(name)
+			made.Image.File, made.Quick, err = b.cache.Open(ctx, from, mode)
+			return made, err
 		}
 	}
-	loaded, err := w.load(ctx, name, code(mode))
-	if err != nil || !loaded.Quick || !mode.waits(loaded.World) && !b.cache.has(from) {
+	loaded, err := w.load(ctx, name, get(mode))
+	if err != nil || !loaded.Quick || !mode.Waits(loaded.World) && !b.cache.Has(from) {
 		return loaded, err
 	}
 	w.forgetCode(name) // so that the worker is asked again
-	return w.load(ctx, name, code(codeOptimised))
+	return w.load(ctx, name, get(code.ModeOptimised))
 }
 
 // improve gives optimised code, as far as there is some, to the workers of pods that began with quick code.
@@ -153,10 +154,10 @@ func (b *Backend) improve() {
 	defer cancel()
 	for _, h := range b.ledger.All() {
 		s, l := h.Snapshot()
-		if l == nil || !l.quick.Load() || s.Artifact == nil || !b.cache.has(b.cache.layers.source(ctx, s.Artifact)) {
+		if l == nil || !l.quick.Load() || s.Artifact == nil || !b.cache.Has(b.cache.Source(ctx, s.Artifact)) {
 			continue
 		}
-		loaded, err := b.load(ctx, l.worker, s.Artifact, s.Description, codeOptimised)
+		loaded, err := b.load(ctx, l.worker, s.Artifact, s.Description, code.ModeOptimised)
 		if err != nil {
 			b.log.Warn("a worker goes on with code that is not optimised", "container", h.ID, "worker", l.worker.name, "err", err)
 			continue

@@ -21,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/unixsocket"
@@ -91,7 +92,7 @@ func (d *dialers) open(ctx context.Context, o egress.Order, netns *os.File) (con
 func (d *dialers) order(ctx context.Context, p *dialerProcess, o egress.Order, netns, conn *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
-	control, err := unixsocket.Dial(ctx, filepath.Join(p.dir, controlSocket))
+	control, err := unixsocket.Dial(ctx, filepath.Join(p.dir, launch.ControlSocket))
 	if err != nil {
 		return fmt.Errorf("dialer %s: %w: %w", p.name, err, errdefs.ErrUnavailable)
 	}
@@ -141,7 +142,7 @@ func (d *dialers) spawn(ctx context.Context, p *dialerProcess) error {
 		return err
 	}
 	config := workerapi.DialerConfig{Name: p.name, LogLevel: d.cfg.LogLevel, Isolated: true, Idle: dialerIdle}
-	ready, cmd, err := d.cfg.command(ctx, p.dir, []string{controlSocket}, "dialer", config)
+	ready, cmd, err := d.cfg.program().Lasting(ctx, p.dir, []string{launch.ControlSocket}, "dialer", config)
 	if err != nil {
 		return err
 	}
@@ -161,11 +162,11 @@ func (d *dialers) spawn(ctx context.Context, p *dialerProcess) error {
 	if err := p.record(); err != nil {
 		return err
 	}
-	if err := errors.Join(limitProcess(p.proc.Pid), fpDialer.Hit(ctx)); err != nil {
+	if err := errors.Join(launch.Limit(p.proc.Pid), fpDialer.Hit(ctx)); err != nil {
 		return err
 	}
-	if err := awaitReady(ctx, ready); err != nil {
-		return fmt.Errorf("%w: %s", err, lastLine(process.LogTail(filepath.Join(p.dir, workerLog), 4<<10)))
+	if err := launch.AwaitReady(ctx, ready); err != nil {
+		return fmt.Errorf("%w: %s", err, launch.LastWords(p.dir))
 	}
 	return nil
 }
@@ -210,7 +211,7 @@ func (d *dialers) recover() error {
 			errs = append(errs, d.cleanUp(p))
 			continue
 		}
-		p.retired = !runsProgram(proc.Pid, d.cfg.Program)
+		p.retired = !d.cfg.program().Runs(proc.Pid)
 		d.followLocked(p)
 	}
 	return errors.Join(errs...)

@@ -36,7 +36,7 @@ func document(t *testing.T, path string) string {
 var quoted = regexp.MustCompile("`([^`]+)`")
 
 // code returns what a text has in backticks.
-func code(text string) []string {
+func codeOf(text string) []string {
 	var all []string
 	for _, m := range quoted.FindAllStringSubmatch(text, -1) {
 		all = append(all, m[1])
@@ -58,7 +58,7 @@ func TestWaysOutAreDocumented(t *testing.T) {
 		}
 		want[name] = true
 	}
-	if got := slices.Sorted(slices.Values(code(sentence))); !slices.Equal(got, slices.Sorted(maps.Keys(want))) {
+	if got := slices.Sorted(slices.Values(codeOf(sentence))); !slices.Equal(got, slices.Sorted(maps.Keys(want))) {
 		t.Errorf("SECURITY.md names %v, and guests call out by %v", got, slices.Sorted(maps.Keys(want)))
 	}
 }
@@ -72,7 +72,7 @@ func interfacesIn(table string) []string {
 			continue
 		}
 		var names, versions []string
-		for _, word := range code(strings.Split(line, "|")[1]) {
+		for _, word := range codeOf(strings.Split(line, "|")[1]) {
 			name, version, _ := strings.Cut(word, "@")
 			if name != "" {
 				names = append(names, name)

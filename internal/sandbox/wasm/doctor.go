@@ -11,12 +11,15 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 )
 
 // Doctor checks whether this host can run components. It leaves nothing behind.
 func Doctor(_ context.Context, cfg Config) []health.Finding {
 	cfg = cfg.withDefaults()
-	if err := cfg.findProgram(); err != nil {
+	var err error
+	if cfg.Program, err = launch.Find(cfg.Program); err != nil {
 		return []health.Finding{{Subject: ProgramName, Detail: err.Error(),
 			Remedy: "install tripod-wasm beside tripod, or set wasm.program; without it the handler \"wasm\" is missing"}}
 	}
@@ -28,7 +31,7 @@ func Doctor(_ context.Context, cfg Config) []health.Finding {
 func programFinding(cfg Config) health.Finding {
 	f := health.Finding{Subject: ProgramName, Required: true,
 		Remedy: "run as root, allow network namespaces, and install the tripod-wasm of this version, executable by all users"}
-	engine, err := askFingerprint(cfg)
+	engine, err := cfg.program().Engine()
 	if err != nil {
 		f.Detail = err.Error()
 		return f
@@ -50,7 +53,7 @@ func layersFinding(cfg Config) health.Finding {
 	}
 	var used []string
 	for _, rule := range cfg.CompiledLayers {
-		keys, err := readKeys([]CompiledLayers{rule})
+		keys, err := code.Keys([]code.Rule{rule})
 		if err != nil {
 			f.OK, f.Detail = false, err.Error()
 			return f

@@ -286,7 +286,7 @@ func (k *keeper) takeOver(ctx context.Context, w *worker) error {
 		}
 	}
 	w.proc = proc
-	w.retired = !runsProgram(proc.Pid, k.cfg.Program)
+	w.retired = !k.cfg.program().Runs(proc.Pid)
 	return nil
 }
 

@@ -16,6 +16,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/test/workertest"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/accept"
 )
@@ -118,7 +120,7 @@ func TestFaultN1Readopt(t *testing.T) {
 	created := r.create(made, "world=grpc")
 	before := r.status(p, c)
 	pid := r.keeper.current("node").proc.Pid
-	socket := filepath.Join(r.keeper.current("node").dir, controlSocket)
+	socket := filepath.Join(r.keeper.current("node").dir, launch.ControlSocket)
 	r.killDaemon()
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket})
 	r.must(err)
@@ -206,15 +208,15 @@ func TestOrphans(t *testing.T) {
 // TestUpgrade checks that after an upgrade of the program, retired workers continue to run their pods, and new starts
 // go to a worker of the new program, with code of its engine.
 func TestUpgrade(t *testing.T) {
-	own := filepath.Join(filepath.Dir(program), "upgrade")
-	if err := errors.Join(os.MkdirAll(own, 0o755), installProgram(filepath.Join(own, ProgramName), "1")); err != nil {
+	own := filepath.Join(filepath.Dir(workertest.Program), "upgrade")
+	if err := errors.Join(os.MkdirAll(own, 0o755), workertest.Install(filepath.Join(own, ProgramName), "1")); err != nil {
 		t.Fatal(err)
 	}
 	r := newRig(t, func(c *Config) { c.Program = filepath.Join(own, ProgramName) })
 	p, c := r.run("p", "world=grpc")
 	old := r.keeper.current("node")
 	r.killDaemon()
-	r.must(installProgram(r.config.Program, "2"))
+	r.must(workertest.Install(r.config.Program, "2"))
 	r.open()
 	r.wantState(p, c, sandbox.StateRunning)
 	if got := r.greeting(); got != "hello" {
@@ -246,14 +248,14 @@ func TestWorkerModes(t *testing.T) {
 			p := r.pod("c", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "other" })
 			c := r.create(p, "world=grpc")
 			r.must(r.StartContainer(r.ctx(), p, c))
-			if pids := workerPids(r.config.Program); len(pids) != want {
+			if pids := workertest.WorkerPids(r.config.Program); len(pids) != want {
 				t.Errorf("worker processes = %v, want %d", pids, want)
 			}
 			r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 			r.must(r.StartContainer(r.ctx(), p, c))
 			r.must(r.RemoveSandbox(r.ctx(), p))
 			delete(r.known, p.ID)
-			r.eventually("a worker without pods is ended", func() bool { return mode == WorkerPerNode || len(workerPids(r.config.Program)) == want-1 })
+			r.eventually("a worker without pods is ended", func() bool { return mode == WorkerPerNode || len(workertest.WorkerPids(r.config.Program)) == want-1 })
 			r.restartDaemon()
 			if got := r.greeting(); mode != WorkerPerNode && got == "" {
 				t.Error("no greeting after a restart of the daemon")
@@ -302,7 +304,7 @@ func TestSetApart(t *testing.T) {
 		t.Errorf("worker after a restart = %s, want the pod's own", w.name)
 	}
 	r.must(r.RemoveContainer(r.ctx(), apart, ac))
-	if pids := workerPids(r.config.Program); len(pids) != 1 {
+	if pids := workertest.WorkerPids(r.config.Program); len(pids) != 1 {
 		t.Errorf("worker processes after the container was removed = %v, want only the node's", pids)
 	}
 }
@@ -381,7 +383,7 @@ func TestOwnWorkerIsLimited(t *testing.T) {
 
 // TestWorkerCannotStart checks that a pod's error has the reason why its worker cannot start.
 func TestWorkerCannotStart(t *testing.T) {
-	broken := filepath.Join(filepath.Dir(program), "broken")
+	broken := filepath.Join(filepath.Dir(workertest.Program), "broken")
 	script := "#!/bin/sh\n[ $1 = fingerprint ] && echo e && exit 0\necho 'no such device' >&2\nexit 3\n"
 	if err := os.WriteFile(broken, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
@@ -400,7 +402,7 @@ func TestForeignWorker(t *testing.T) {
 	r.killDaemon()
 	dir := filepath.Join(r.config.workersDir(), "node.7")
 	r.must(os.MkdirAll(dir, 0o700))
-	l, err := net.Listen("unix", filepath.Join(dir, controlSocket))
+	l, err := net.Listen("unix", filepath.Join(dir, launch.ControlSocket))
 	r.must(err)
 	accept.Each(t, l, func(conn net.Conn) { fmt.Fprint(conn, "HTTP/1.1 400 Bad Request\r\n\r\n") })
 	r.open()

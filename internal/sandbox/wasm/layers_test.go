@@ -2,10 +2,10 @@ package wasm
 
 import (
 	"bytes"
-	"context"
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,16 +14,19 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/test/workertest"
 )
 
 const (
 	fleet    = "registry.example/demo"
-	fakeCode = codeMagic + "fake engine 1\nworld=grpc shipped"
+	fakeCode = workertest.CodeMagic + "fake engine 1\nworld=grpc shipped"
 )
 
 // fleetKeys makes the files of a key, which the node of newFleetRig accepts for images of the repositories below fleet.
@@ -45,7 +48,7 @@ func newFleetKeys(t testing.TB, seed byte) fleetKeys {
 func newFleetRig(t *testing.T) (*rig, fleetKeys) {
 	keys := newFleetKeys(t, 1)
 	return newRig(t, func(c *Config) {
-		c.CompiledLayers = []CompiledLayers{{Repositories: []string{fleet}, Keys: []string{keys.file}}}
+		c.CompiledLayers = []code.Rule{{Repositories: []string{fleet}, Keys: []string{keys.file}}}
 	}), keys
 }
 
@@ -65,14 +68,10 @@ type shipped struct {
 // for them can only be that of the image.
 func (r *rig) ship(s shipped) (imageID string) {
 	r.Helper()
-	r.eventually("the daemon knows the stored images", func() bool {
-		r.precompiler.mu.Lock()
-		defer r.precompiler.mu.Unlock()
-		return !r.precompiler.initial
-	})
-	target := codelayer.Target{Component: digest.FromBytes(module(s.words)), Engine: "fake engine 1", Features: codelayer.HostFeatures()}
+	r.eventually("the daemon knows the stored images", r.listed.Load)
+	target := codelayer.Target{Component: digest.FromBytes(workertest.Module(s.words)), Engine: "fake engine 1", Features: codelayer.HostFeatures()}
 	if s.component != "" {
-		target.Component = digest.FromBytes(module(s.component))
+		target.Component = digest.FromBytes(workertest.Module(s.component))
 	}
 	if s.engine != "" {
 		target.Engine = s.engine
@@ -126,17 +125,17 @@ func (r *rig) runImage(name, imageID string) (*sandbox.Pod, *sandbox.Container) 
 }
 
 // source returns where the code of a stored image can come from.
-func (r *rig) source(imageID string) source {
+func (r *rig) source(imageID string) code.Source {
 	r.Helper()
 	image, err := r.shelf.find(imageID)
 	r.must(err)
-	return r.cache.layers.source(r.ctx(), image.artifact)
+	return r.cache.Source(r.ctx(), image.artifact)
 }
 
 // storedCode returns the code in the cache that an image's pods use.
 func (r *rig) storedCode(imageID string) string {
 	r.Helper()
-	file, err := r.cache.verified("fake engine 1", r.source(imageID))
+	file, _, err := r.cache.Open(r.ctx(), r.source(imageID), code.ModeOptimised) // it is stored already
 	r.must(err)
 	defer file.Close()
 	code, err := io.ReadAll(file)
@@ -148,7 +147,11 @@ func (r *rig) storedCode(imageID string) string {
 func (r *rig) layerCount(result string) float64 {
 	r.Helper()
 	var m dto.Metric
-	r.must(r.cache.layers.results.WithLabelValues(result).Write(&m))
+	for _, c := range r.cache.Collectors() {
+		if layers, ok := c.(*prometheus.CounterVec); ok {
+			r.must(layers.WithLabelValues(result).Write(&m))
+		}
+	}
 	return m.GetCounter().GetValue()
 }
 
@@ -165,7 +168,7 @@ func TestShippedCodeIsUsed(t *testing.T) {
 	if got := r.greeting(); got != "hello" {
 		t.Errorf("greeting = %q, want hello", got)
 	}
-	if used := r.layerCount(usedLayer); used != 1 {
+	if used := r.layerCount("used"); used != 1 {
 		t.Errorf("%v layers were used, want 1", used)
 	}
 	r.restartDaemon()
@@ -173,7 +176,7 @@ func TestShippedCodeIsUsed(t *testing.T) {
 	if c, _ := r.Compilation(id); c.State != sandbox.CompilationDone || c.Key != done.Key {
 		t.Errorf("Compilation after a restart = %+v, want the same key", c)
 	}
-	if used := r.layerCount(usedLayer); used != 0 {
+	if used := r.layerCount("used"); used != 0 {
 		t.Errorf("after a restart %v layers were used, want the stored code", used)
 	}
 }
@@ -205,7 +208,7 @@ func TestRefusedCodeIsCompiledHere(t *testing.T) {
 			if c.key.private == nil {
 				c.key = keys
 			}
-			c.words, c.code = "world=grpc compiled", codeMagic+"fake engine 1\ninvalid code must not run"
+			c.words, c.code = "world=grpc compiled", workertest.CodeMagic+"fake engine 1\ninvalid code must not run"
 			id := r.ship(c.shipped)
 			running := r.wantCompilation(id, sandbox.CompilationRunning)
 			done := r.wantCompilation(id, sandbox.CompilationDone)
@@ -257,12 +260,12 @@ func TestRevokedKey(t *testing.T) {
 // worker has loaded.
 func TestCodeOfAnotherRepository(t *testing.T) {
 	const words = "world=grpc greeting=here"
-	const evil = codeMagic + "fake engine 1\nworld=grpc greeting=evil"
+	const evil = workertest.CodeMagic + "fake engine 1\nworld=grpc greeting=evil"
 	team, other := newFleetKeys(t, 1), newFleetKeys(t, 2)
 	for name, ref := range map[string]string{"no rule": "registry.example/open/app:1", "rule with another key": "registry.example/other/app:1"} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, func(c *Config) {
-				c.CompiledLayers = []CompiledLayers{
+				c.CompiledLayers = []code.Rule{
 					{Repositories: []string{fleet}, Keys: []string{team.file}}, {Repositories: []string{"registry.example/other"}, Keys: []string{other.file}},
 				}
 			})
@@ -291,12 +294,10 @@ func TestCodeOfAnotherRepository(t *testing.T) {
 	}
 	t.Run("flight", func(t *testing.T) {
 		r := newRig(t, func(c *Config) {
-			c.CompiledLayers = []CompiledLayers{{Repositories: []string{fleet}, Keys: []string{team.file}}}
+			c.CompiledLayers = []code.Rule{{Repositories: []string{fleet}, Keys: []string{team.file}}}
 			c.CompileParallel = 2
 		})
-		for range maxUnpacking {
-			r.cache.layers.unpacking <- struct{}{}
-		}
+		admit := r.shelf.holdBack()
 		shipping := r.ship(shipped{words: words, key: team, code: evil})
 		r.eventually("the layer waits", func() bool { c, ok := r.Compilation(shipping); return ok && c.State == sandbox.CompilationQueued })
 		victim := r.shelf.put(t, words, "registry.example/open/app:1", nil)
@@ -305,9 +306,7 @@ func TestCodeOfAnotherRepository(t *testing.T) {
 		if code := r.storedCode(victim); !strings.HasSuffix(code, words) {
 			t.Errorf("stored code = %q, want that of %q", code, words)
 		}
-		for range maxUnpacking {
-			<-r.cache.layers.unpacking
-		}
+		admit()
 		r.wantCompilation(shipping, sandbox.CompilationDone)
 		if code := r.storedCode(victim); !strings.HasSuffix(code, words) {
 			t.Errorf("stored code after the other flight = %q, want that of %q", code, words)
@@ -318,7 +317,7 @@ func TestCodeOfAnotherRepository(t *testing.T) {
 // TestWorkerRefusesShippedCode checks that code which a worker refuses is not taken from the image again.
 func TestWorkerRefusesShippedCode(t *testing.T) {
 	r, keys := newFleetRig(t)
-	id := r.ship(shipped{words: "world=grpc refused", key: keys, code: codeMagic + "fake engine 2\nworld=grpc"}) // the statement lies
+	id := r.ship(shipped{words: "world=grpc refused", key: keys, code: workertest.CodeMagic + "fake engine 2\nworld=grpc"}) // the statement lies
 	r.wantCompilation(id, sandbox.CompilationDone)
 	r.runImage("p", id)
 	if running := r.wantCompilation(id, sandbox.CompilationRunning); !strings.Contains(running.LayerRefused, "worker") {
@@ -330,22 +329,36 @@ func TestWorkerRefusesShippedCode(t *testing.T) {
 	}
 }
 
-// TestUnpackingIsBounded checks that layers wait for each other, as long as their callers do.
+// TestUnpackingIsBounded checks that only two layers are unpacked at a time, and that others wait as long as their images are
+// there.
 func TestUnpackingIsBounded(t *testing.T) {
+	const atATime = 2
 	r, keys := newFleetRig(t)
-	for range maxUnpacking {
-		r.cache.layers.unpacking <- struct{}{}
+	admit := r.shelf.holdBack()
+	var ids []string
+	for i := range atATime + 2 {
+		id := r.ship(shipped{words: fmt.Sprint("invalid ", i), key: keys})
+		ids = append(ids, id)
+		r.eventually("the layer is known", func() bool { _, ok := r.Compilation(id); return ok })
+		if i < atATime {
+			r.eventually("the layer is read", func() bool { return r.shelf.heldBack() == i+1 })
+		}
 	}
-	waiting := r.ship(shipped{words: "invalid waiting", key: keys})
-	r.eventually("the layer waits", func() bool { c, ok := r.Compilation(waiting); return ok && c.State == sandbox.CompilationQueued })
-	ctx, cancel := context.WithCancel(r.ctx())
-	cancel()
-	_, _, err := r.cache.layers.open(ctx, "fake engine 1", r.source(waiting))
-	require.ErrorIs(t, err, context.Canceled)
-	for range maxUnpacking {
-		<-r.cache.layers.unpacking
+	r.shelf.remove(ids[atATime])
+	r.shelf.announce()
+	r.eventually("the image is forgotten", func() bool { _, ok := r.Compilation(ids[atATime]); return !ok })
+	if n := r.shelf.heldBack(); n != atATime {
+		t.Errorf("%d layers are unpacked at a time, want %d", n, atATime)
 	}
-	r.wantCompilation(waiting, sandbox.CompilationDone)
+	if c, _ := r.Compilation(ids[atATime+1]); c.State != sandbox.CompilationQueued {
+		t.Errorf("Compilation of the last layer = %+v, want queued", c)
+	}
+	admit()
+	for range atATime + 1 {
+		if done := r.compilation(); done.State != sandbox.CompilationDone || done.ImageID == ids[atATime] {
+			t.Errorf("event = %+v, want that a layer of the other images was used", done)
+		}
+	}
 }
 
 // TestCheckOfKeys checks what `tripod check` says about rules.
@@ -354,12 +367,12 @@ func TestCheckOfKeys(t *testing.T) {
 	if f := layersFinding(Config{}); !f.OK || f.Detail != "not used" {
 		t.Errorf("finding without rules = %+v, want not used", f)
 	}
-	rule := CompiledLayers{Repositories: []string{fleet}, Keys: []string{keys.file}}
-	if f := layersFinding(Config{CompiledLayers: []CompiledLayers{rule}}); !f.OK || !strings.Contains(f.Detail, "from "+fleet+" if signed by SHA256:") {
+	rule := code.Rule{Repositories: []string{fleet}, Keys: []string{keys.file}}
+	if f := layersFinding(Config{CompiledLayers: []code.Rule{rule}}); !f.OK || !strings.Contains(f.Detail, "from "+fleet+" if signed by SHA256:") {
 		t.Errorf("finding = %+v, want the repository and the key", f)
 	}
 	rule.Keys = append(rule.Keys, keys.file+".none")
-	if f := layersFinding(Config{CompiledLayers: []CompiledLayers{rule}}); f.OK || !strings.Contains(f.Detail, ".none") {
+	if f := layersFinding(Config{CompiledLayers: []code.Rule{rule}}); f.OK || !strings.Contains(f.Detail, ".none") {
 		t.Errorf("finding = %+v, want the missing file", f)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"path/filepath"
-	"strings"
 
 	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
@@ -22,12 +21,6 @@ func keyOf(id string) string {
 	}
 	sum := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(sum[:])
-}
-
-// shortName returns the first half of a SHA-256 digest as a file name. Half a digest is unique enough.
-func shortName(digest string) string {
-	digest = strings.TrimPrefix(digest, "sha256:")
-	return digest[:min(len(digest), 32)]
 }
 
 // Directories of the backend.

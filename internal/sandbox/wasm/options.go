@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/origin"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
@@ -68,7 +69,7 @@ type options struct {
 	tls           string
 	requireClient bool
 	limits        workerapi.Limits
-	code          codeMode
+	code          code.Mode
 	// cors has no Origins if the annotation is missing, and empty ones if it is "off".
 	cors workerapi.CORS
 	// egress are the rules for connections that guests open, or "" for the default. egressCA is the container path of a
@@ -110,7 +111,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, container, prefix string)
 	o.egress, o.egressCA = r.egress(), r.file(keyEgressCA)
 	o.config, o.store = r.mounts(keyConfig), r.store()
 	o.blobs = r.directory(keyBlobs)
-	o.code = codeMode(r.choice(keyCode, string(codeAuto), string(codeQuick), string(codeOptimised)))
+	o.code = code.Mode(r.choice(keyCode, string(code.ModeAuto), string(code.ModeQuick), string(code.ModeOptimised)))
 	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),

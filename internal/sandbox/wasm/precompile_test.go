@@ -6,27 +6,21 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/test/workertest"
 )
 
 // pull stores an image of the component words, as a pull does.
 func (r *rig) pull(words string) (imageID string) {
 	r.Helper()
-	r.eventually("the daemon knows the stored images", func() bool {
-		r.precompiler.mu.Lock()
-		defer r.precompiler.mu.Unlock()
-		return !r.precompiler.initial
-	})
+	r.eventually("the daemon knows the stored images", r.listed.Load)
 	id := r.shelf.put(r.TB, words, "registry.example/demo/"+hashOf(words)[:8]+":1", nil)
 	r.shelf.announce()
 	return id
@@ -107,8 +101,8 @@ func TestPodJoinsCompilationOfPull(t *testing.T) {
 // TestUpgradedEngineCompilesAgain checks that a daemon with another engine compiles all stored components, those of
 // pods first, and that the same engine compiles nothing.
 func TestUpgradedEngineCompilesAgain(t *testing.T) {
-	own := filepath.Join(filepath.Dir(program), "precompile")
-	require.NoError(t, errors.Join(os.MkdirAll(own, 0o755), installProgram(filepath.Join(own, ProgramName), "1")))
+	own := filepath.Join(filepath.Dir(workertest.Program), "precompile")
+	require.NoError(t, errors.Join(os.MkdirAll(own, 0o755), workertest.Install(filepath.Join(own, ProgramName), "1")))
 	r := newRig(t, func(c *Config) { c.Program, c.CompileParallel = filepath.Join(own, ProgramName), 1 })
 	var ids []string
 	for _, words := range []string{"one", "two", "three", "four"} {
@@ -129,7 +123,7 @@ func TestUpgradedEngineCompilesAgain(t *testing.T) {
 	if now := r.timesOpened(); now != opened {
 		t.Errorf("the same engine opened %d binaries, want none", now-opened)
 	}
-	r.must(installProgram(r.config.Program, "2"))
+	r.must(workertest.Install(r.config.Program, "2"))
 	r.restartDaemon()
 	first := r.compilation()
 	if first.State != sandbox.CompilationRunning || first.ImageID != c.ImageID && first.ImageID != ids[3] {
@@ -143,8 +137,7 @@ func TestUpgradedEngineCompilesAgain(t *testing.T) {
 	})
 }
 
-// TestRefusedComponentIsNotCompiledAgain checks that a pod gets the error of the compilation at the pull, and that the
-// attempt is repeated only later.
+// TestRefusedComponentIsNotCompiledAgain checks that a pod gets the error of the compilation at the pull.
 func TestRefusedComponentIsNotCompiledAgain(t *testing.T) {
 	r := newRig(t)
 	id := r.pull("invalid")
@@ -171,15 +164,6 @@ func TestRefusedComponentIsNotCompiledAgain(t *testing.T) {
 	if state, _ := r.Compilation(id); state.State != sandbox.CompilationFailed || !strings.Contains(state.Reason, says) {
 		t.Errorf("Compilation = %+v, want failed with %q", state, says)
 	}
-	r.cache.mu.Lock()
-	for digest, f := range r.cache.failed {
-		f.at = f.at.Add(-failureMemory)
-		r.cache.failed[digest] = f
-	}
-	r.cache.mu.Unlock()
-	if opened := create(); opened != 1 {
-		t.Errorf("after %s the binary was opened %d times, want once", failureMemory, opened)
-	}
 }
 
 // TestCrashedCompilerIsTriedAgain checks that a failure that says nothing about the component is not remembered.
@@ -203,11 +187,11 @@ func TestRemovedImageEndsCompilation(t *testing.T) {
 	r.compiled(done)
 	id := r.pull("slow")
 	r.wantCompilation(id, sandbox.CompilationRunning)
-	r.eventually("the compiler runs", func() bool { return len(compilerPids(r.config.Program)) == 1 })
+	r.eventually("the compiler runs", func() bool { return len(workertest.CompilerPids(r.config.Program)) == 1 })
 	r.shelf.remove(done)
 	r.shelf.remove(id)
 	r.shelf.announce()
-	r.eventually("the compiler has ended", func() bool { return len(compilerPids(r.config.Program)) == 0 })
+	r.eventually("the compiler has ended", func() bool { return len(workertest.CompilerPids(r.config.Program)) == 0 })
 	r.eventually("the code is deleted", func() bool {
 		entries, err := os.ReadDir(r.config.cacheDir())
 		return err == nil && len(entries) == 0
@@ -223,7 +207,7 @@ func TestStoppedDaemonEndsCompilation(t *testing.T) {
 	id := r.pull("slow")
 	r.wantCompilation(id, sandbox.CompilationRunning)
 	r.must(r.Close())
-	if pids := compilerPids(r.config.Program); len(pids) > 0 {
+	if pids := workertest.CompilerPids(r.config.Program); len(pids) > 0 {
 		t.Errorf("compilers %v are running after Close", pids)
 	}
 	r.open()
@@ -238,7 +222,7 @@ func TestCompilersAreNice(t *testing.T) {
 	r := newRig(t)
 	id := r.pull("slow")
 	r.wantCompilation(id, sandbox.CompilationRunning)
-	r.eventually("the compiler is nice", func() bool { return slices.Equal(nicenessOf(r.config.Program), []int{niceness[priorityPull]}) })
+	r.eventually("the compiler is nice", func() bool { return slices.Equal(workertest.NicenessOf(r.config.Program), []int{15}) })
 	p := r.pod("p")
 	c := r.container(p, "slow")
 	ctx, cancel := context.WithCancel(r.ctx())
@@ -247,82 +231,9 @@ func TestCompilersAreNice(t *testing.T) {
 		_, err := r.CreateContainer(ctx, p, c)
 		created <- err
 	}()
-	r.eventually("the compiler is not nice while a pod waits", func() bool { return slices.Equal(nicenessOf(r.config.Program), []int{0}) })
+	r.eventually("the compiler is not nice while a pod waits", func() bool { return slices.Equal(workertest.NicenessOf(r.config.Program), []int{0}) })
 	cancel()
 	if err := <-created; !errors.Is(err, context.Canceled) {
 		t.Errorf("CreateContainer = %v, want Canceled", err)
 	}
-}
-
-// TestQueueOrder checks that the most urgent compilation runs next, that pods wait for no others, and that a raised
-// priority counts.
-func TestQueueOrder(t *testing.T) {
-	q := newQueue(1)
-	background, later, pull := q.enter(priorityBackground), q.enter(priorityBackground), q.enter(priorityPull)
-	runs := func(t *ticket) bool { return guard.IsClosed(t.admitted) }
-	require.True(t, runs(background), "the first runs at once")
-	require.False(t, runs(later) || runs(pull), "the others wait")
-	pod, second := q.enter(priorityPod), q.enter(priorityPod)
-	require.True(t, runs(pod), "a pod does not wait for the background")
-	require.False(t, runs(second), "a pod waits for another pod")
-	queued, running := q.lengths()
-	require.Equal(t, [3]int{1, 1, 1}, queued)
-	require.Equal(t, [3]int{1, 0, 1}, running)
-	background.leave()
-	require.False(t, runs(second) || runs(pull), "the limit counts compilations for pods")
-	pod.leave()
-	require.True(t, runs(second))
-	require.False(t, runs(pull))
-	second.leave()
-	require.True(t, runs(pull), "a pull comes before the background")
-	later.raise(priorityPod)
-	require.True(t, runs(later), "a pod joined it")
-	later.raise(priorityBackground)
-	require.Equal(t, priorityPod, later.priority)
-	canceled := q.enter(priorityPod)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, canceled.wait(ctx), context.Canceled)
-	canceled.leave()
-	later.leave()
-	pull.leave()
-	queued, running = q.lengths()
-	require.Zero(t, queued)
-	require.Zero(t, running)
-}
-
-// compilerPids finds the compilers that tests have started.
-func compilerPids(program string) []string { return childPids(program, "compile") }
-
-// childPids finds the processes of the program in a mode that tests have started.
-func childPids(program, mode string) (pids []string) {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, file := range files {
-		cmdline, _ := os.ReadFile(file)
-		parent, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
-		if strings.HasPrefix(string(cmdline), filepath.Base(program)+"\x00"+mode) && strings.Contains(string(parent), "\nPPid:\t"+strconv.Itoa(os.Getpid())+"\n") {
-			pids = append(pids, filepath.Base(filepath.Dir(file)))
-		}
-	}
-	return pids
-}
-
-// nicenessOf returns the nice values of all compilers' threads and, if the kernel groups by session, of their sessions.
-func nicenessOf(program string) (values []int) {
-	for _, pid := range compilerPids(program) {
-		if group, err := os.ReadFile("/proc/" + pid + "/autogroup"); err == nil && len(group) > 0 {
-			_, text, _ := strings.Cut(strings.TrimSpace(string(group)), " nice ")
-			value, _ := strconv.Atoi(text)
-			values = append(values, value)
-		}
-		threads, _ := filepath.Glob("/proc/" + pid + "/task/[0-9]*")
-		for _, thread := range threads {
-			tid, _ := strconv.Atoi(filepath.Base(thread))
-			if raw, err := unix.Getpriority(unix.PRIO_PROCESS, tid); err == nil {
-				values = append(values, 20-raw)
-			}
-		}
-	}
-	slices.Sort(values)
-	return slices.Compact(values)
 }

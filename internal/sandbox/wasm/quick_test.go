@@ -11,14 +11,14 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 )
 
 // quickRig is a rig whose components all begin with quick code. The optimising compiler of the returned words waits until the
 // returned function is called.
 func quickRig(t *testing.T) (r *rig, words string, optimise func()) {
 	t.Helper()
-	r = newRig(t)
-	r.cache.quick, r.cache.quickAbove = true, 0
+	r = newRig(t, func(c *Config) { c.QuickCode, c.quickAbove = true, 1 })
 	dir := t.TempDir()
 	for _, d := range []string{dir, filepath.Dir(dir)} { // the compiler runs as another user
 		if err := os.Chmod(d, 0o755); err != nil {
@@ -79,7 +79,9 @@ func TestQuickCodeNotWanted(t *testing.T) {
 	_, one := r.run("one", words)
 	started := make(chan *sandbox.Container)
 	go func() {
-		p := r.pod("two", func(c *runtimeapi.PodSandboxConfig) { c.Annotations[r.cfg.LabelPrefix+keyCode] = string(codeOptimised) })
+		p := r.pod("two", func(c *runtimeapi.PodSandboxConfig) {
+			c.Annotations[r.cfg.LabelPrefix+keyCode] = string(code.ModeOptimised)
+		})
 		c := r.create(p, words)
 		r.must(r.StartContainer(r.ctx(), p, c))
 		started <- c
@@ -101,10 +103,9 @@ func TestQuickCodeLetsDaemonEnd(t *testing.T) {
 	_, c := r.run("one", words)
 	r.killDaemon()
 	ended := make(chan struct{})
-	go func() { r.cache.compiling.Wait(); close(ended) }()
+	go func() { r.cache.Wait(); close(ended) }()
 	r.eventually("the compilation ends", func() bool { return guard.IsClosed(ended) })
 	r.open()
-	r.cache.quick, r.cache.quickAbove = true, 0
 	optimise()
 	r.shelf.announce()
 	r.wantOptimised(c)
@@ -115,7 +116,6 @@ func TestQuickCodeSurvivesDaemon(t *testing.T) {
 	r, words, optimise := quickRig(t)
 	_, c := r.run("one", words)
 	r.restartDaemon()
-	r.cache.quick, r.cache.quickAbove = true, 0
 	if worker, daemon := r.quick(c); !worker || !daemon {
 		t.Errorf("quick code after a restart of the daemon: got %t by the worker and %t by the daemon", worker, daemon)
 	}
@@ -138,20 +138,22 @@ func TestQuickCodeRefused(t *testing.T) {
 // TestQuickCodeOfCommands: a command waits for optimised code unless its pod wants it otherwise, also beside such a pod.
 func TestQuickCodeOfCommands(t *testing.T) {
 	for _, c := range []struct {
-		mode  codeMode
+		mode  code.Mode
 		world wit.World
 		waits bool
 	}{
-		{codeAuto, wit.WorldGRPC, false}, {codeAuto, wit.WorldHTTP, false}, {codeAuto, wit.WorldCommand, true}, {codeAuto, "", false},
-		{codeQuick, wit.WorldCommand, false}, {codeOptimised, wit.WorldGRPC, true},
+		{code.ModeAuto, wit.WorldGRPC, false}, {code.ModeAuto, wit.WorldHTTP, false}, {code.ModeAuto, wit.WorldCommand, true}, {code.ModeAuto, "", false},
+		{code.ModeQuick, wit.WorldCommand, false}, {code.ModeOptimised, wit.WorldGRPC, true},
 	} {
-		if got := c.mode.waits(c.world); got != c.waits {
+		if got := c.mode.Waits(c.world); got != c.waits {
 			t.Errorf("a %q component with code %q waits for optimised code: got %t, want %t", c.world, c.mode, got, c.waits)
 		}
 	}
 	r, words, optimise := quickRig(t)
 	words = strings.Replace(words, "grpc", "command", 1)
-	p := r.pod("quick", func(c *runtimeapi.PodSandboxConfig) { c.Annotations[r.cfg.LabelPrefix+keyCode] = string(codeQuick) })
+	p := r.pod("quick", func(c *runtimeapi.PodSandboxConfig) {
+		c.Annotations[r.cfg.LabelPrefix+keyCode] = string(code.ModeQuick)
+	})
 	c := r.create(p, words)
 	r.must(r.StartContainer(r.ctx(), p, c))
 	if worker, _ := r.quick(c); !worker {

@@ -27,6 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/test/workertest"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -38,6 +39,9 @@ type shelf struct {
 	images map[string]*shelved
 	opened int
 	held   map[string]string // image by key
+	// gate is nil, or keeps readers of optional blobs waiting until it is closed. atGate counts them.
+	gate   chan struct{}
+	atGate int
 	// changes is never closed; the backend receives from it.
 	changes chan struct{}
 }
@@ -79,7 +83,7 @@ func (s *shelf) put(t testing.TB, words, ref string, annotations map[string]stri
 // putShipped stores an image of a component with the layers of its compiled code.
 func (s *shelf) putShipped(t testing.TB, words, ref string, annotations map[string]string, code, envelope ocispec.Descriptor) string {
 	t.Helper()
-	raw := module(words)
+	raw := workertest.Module(words)
 	d := digest.FromBytes(raw)
 	if err := ledger.ReplaceFile(filepath.Join(s.dir, d.Encoded()), raw, 0o644); err != nil {
 		t.Fatal(err)
@@ -153,7 +157,36 @@ func (s *shelf) OpenBlob(_ context.Context, desc ocispec.Descriptor) (*os.File, 
 	return os.Open(filepath.Join(s.dir, desc.Digest.Encoded()))
 }
 
+// holdBack keeps the readers of layers with code waiting until the returned function is called.
+func (s *shelf) holdBack() (admit func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	gate := make(chan struct{})
+	s.gate = gate
+	return func() { close(gate) }
+}
+
+// heldBack returns how many readers have waited.
+func (s *shelf) heldBack() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.atGate
+}
+
 func (s *shelf) OpenOptionalBlob(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
+	s.mu.Lock()
+	gate := s.gate
+	if gate != nil {
+		s.atGate++
+	}
+	s.mu.Unlock()
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 	raw, err := os.ReadFile(filepath.Join(s.dir, desc.Digest.Encoded()))
 	if err != nil || digest.FromBytes(raw) != desc.Digest {
 		return nil, errors.Join(err, fmt.Errorf("blob %s: %w", desc.Digest, errdefs.ErrDataLoss))
@@ -223,8 +256,8 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	}
 	r.config = Config{
 		Annotations: sandbox.AllowList{"*"},
-		Root:        filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Program: program, UID: 65529, GID: 65529,
-		CgroupParent: testCgroup,
+		Root:        filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Program: workertest.Program, UID: 65529, GID: 65529,
+		CgroupParent: workertest.Cgroup,
 	}
 	r.services = Services{Images: r.shelf, Network: r.ports, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	for _, c := range change {
@@ -272,7 +305,7 @@ func (r *rig) killDaemon() {
 	r.dialers.stop()
 	r.dialers.tasks.Wait()
 	r.sweeping.Wait()
-	r.precompiler.waits.Wait()
+	r.precompiler.Wait()
 	r.watcher.close()
 }
 
@@ -298,22 +331,9 @@ func (r *rig) checkCleanedUp() {
 			r.Errorf("ReadDir(%s) = %v, %v; want nothing", dir, entries, err)
 		}
 	}
-	if pids := workerPids(r.config.Program); len(pids) > 0 {
+	if pids := workertest.WorkerPids(r.config.Program); len(pids) > 0 {
 		r.Errorf("workers %v are still running", pids)
 	}
-}
-
-// workerPids finds the workers and dialers by their command line.
-func workerPids(program string) (pids []string) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
-		if (strings.HasPrefix(string(cmdline), program+"\x00worker") || strings.HasPrefix(string(cmdline), program+"\x00dialer")) && !strings.Contains(string(stat), ") Z ") {
-			pids = append(pids, filepath.Base(dir))
-		}
-	}
-	return pids
 }
 
 // pod creates a sandbox, whose ID is the hash of name.

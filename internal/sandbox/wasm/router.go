@@ -27,7 +27,7 @@ func (b *Backend) Route(ctx context.Context, components Components, c RouteConfi
 // Collectors returns Prometheus collectors for the metrics of components and of their compilations.
 func (b *Backend) Collectors(components Components) []prometheus.Collector {
 	running := func() map[string][]string { return b.running(components) }
-	return []prometheus.Collector{&collector.Components{List: b.metrics, Running: running}, b.cache.figures, b.cache.layers.results}
+	return append(b.cache.Collectors(), &collector.Components{List: b.metrics, Running: running})
 }
 
 // running returns the running containers of each component: those of the node's map, and foreign ones, which are not in

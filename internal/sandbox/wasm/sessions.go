@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/unixsocket"
 )
@@ -70,7 +71,7 @@ func (Sessions) Attach(ctx context.Context, plan []byte, req sandbox.AttachReque
 	}
 	dialing, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
-	conn, err := unixsocket.Dial(dialing, filepath.Join(p.WorkerDir, controlSocket))
+	conn, err := unixsocket.Dial(dialing, filepath.Join(p.WorkerDir, launch.ControlSocket))
 	if err != nil {
 		return fmt.Errorf("attach: the worker does not answer: %w: %w", err, errdefs.ErrUnavailable)
 	}

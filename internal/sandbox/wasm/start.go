@@ -116,7 +116,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		return err
 	}
 	h.UpdateInMemory(l, func(s *state) { s.StartedAt = status.StartedAt })
-	if loaded.Quick && b.cache.has(b.cache.layers.source(ctx, s.Artifact)) { // it was made since the quick code was loaded
+	if loaded.Quick && b.cache.Has(b.cache.Source(ctx, s.Artifact)) { // it was made since the quick code was loaded
 		go guard.Func(b.log, "optimised code", b.improve)()
 	}
 	b.followCertificate(h.ID, l)

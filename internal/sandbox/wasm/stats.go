@@ -246,7 +246,7 @@ func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]
 	s, l := h.Snapshot()
 	v["pid"], v["worker"], v["component"] = s.Status().Pid, s.Worker, s.Component
 	if s.Artifact != nil {
-		v["wasm"], v["code"] = s.Artifact.Wasm.Digest, b.cache.entryDir(s.Artifact.Wasm.Digest.String())
+		v["wasm"], v["code"] = s.Artifact.Wasm.Digest, b.cache.EntryDir(s.Artifact.Wasm.Digest.String())
 	}
 	if l == nil {
 		return nil

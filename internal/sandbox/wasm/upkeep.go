@@ -11,6 +11,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 )
 
 const (
@@ -96,14 +97,14 @@ func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, inUse := map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {
 		if s, _ := h.Snapshot(); s.Artifact != nil {
-			loaded[codeName(b.cache.layers.source(ctx, s.Artifact), s.Description)] = true
+			loaded[code.Name(b.cache.Source(ctx, s.Artifact), s.Description)] = true
 			inUse[s.Artifact.ImageID] = true
 		}
 	}
 	for _, w := range b.keeper.all() {
 		w.unloadIdle(ctx, loaded, maxIdleCode)
 	}
-	if err := b.catalog.release(ctx, inUse, since); err != nil {
+	if err := b.catalog.Release(ctx, inUse, since); err != nil {
 		return err
 	}
 	return b.collectCode(ctx)

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
@@ -161,7 +162,7 @@ func TestOptions(t *testing.T) {
 				"cors-origins": "https://app.example, https://*.example.com", "cors-credentials": "true"},
 			options{port: 8443, cleartext: 8080, tls: tlsGenerated, limits: workerapi.Limits{
 				Concurrency: 7, RequestTimeout: 2 * time.Second, MaxMessageBytes: 1024, Reuse: true, ReuseRequests: 5, ReuseAge: time.Minute, Snapshot: workerapi.SnapshotAlways,
-			}, code: codeQuick, cors: workerapi.CORS{Origins: []string{"https://app.example", "https://*.example.com"}, Credentials: true}},
+			}, code: code.ModeQuick, cors: workerapi.CORS{Origins: []string{"https://app.example", "https://*.example.com"}, Credentials: true}},
 		},
 		"no TLS":            {map[string]string{"tls": "off"}, options{cleartext: 80, tls: tlsOff}},
 		"no cleartext":      {map[string]string{"cleartext-port": "off"}, options{port: 443, tls: tlsGenerated}},
@@ -175,7 +176,7 @@ func TestOptions(t *testing.T) {
 			annotations["vimana.host/"+k] = v
 		}
 		got, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: annotations}, "c", "vimana.host/")
-		c.want.code = cmp.Or(c.want.code, codeAuto)
+		c.want.code = cmp.Or(c.want.code, code.ModeAuto)
 		if err != nil || !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: parseOptions = %+v, %v; want %+v", name, got, err, c.want)
 		}

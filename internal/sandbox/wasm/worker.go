@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/unixsocket"
@@ -29,13 +30,8 @@ const (
 	helloTime = 20 * time.Second
 )
 
-// The files in a worker's directory.
-const (
-	controlSocket = "control.sock"
-	dataSocket    = "data.sock"
-	workerLog     = "log"
-	workerFile    = "worker.json"
-)
+// workerFile is the record in a worker's directory, beside the files of package launch.
+const workerFile = "worker.json"
 
 // worker is one tripod-wasm process, started by this daemon or a previous one.
 type worker struct {
@@ -89,7 +85,7 @@ func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error)
 
 // connect opens the connection for orders and events.
 func (w *worker) connect(ctx context.Context) error {
-	conn, err := w.dial(ctx, controlSocket)
+	conn, err := w.dial(ctx, launch.ControlSocket)
 	if err != nil {
 		return err
 	}
@@ -319,7 +315,7 @@ func recordedProcess(dir string) (*process.Process, workerState, error) {
 	return p, s, err
 }
 
-func (w *worker) logFile() string { return filepath.Join(w.dir, workerLog) }
+func (w *worker) logFile() string { return filepath.Join(w.dir, launch.LogFile) }
 
 // outOfMemory reports whether the OOM killer has killed a process in the worker's cgroup.
 func (w *worker) outOfMemory() bool {

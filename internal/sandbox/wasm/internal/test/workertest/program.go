@@ -1,4 +1,17 @@
-package wasm
+// Package workertest makes a test binary a tripod-wasm without an engine, whose components are lists of words that control the
+// guest. The protocol, the processes and the files are real. Begin with Main.
+//
+//	world=command code=7 after=10ms   exits by itself
+//	world=grpc                        serves, and greets clients on its cleartext port
+//	deaf                              does not exit before the grace period expires
+//	invalid, limit, crash, slow       makes the compiler fail or hang
+//	pause=500ms                       makes the compiler slower
+//	optimise=PATH                     makes the compiler of optimised code wait until there is such a file
+//	slowly                            makes the compiler of quick code refuse it
+//	mismatch                          does not match its descriptors
+//	apart=why                         must not share a worker
+//	import=name connect=address       imports an interface, and connects to an address when its log is reopened
+package workertest
 
 import (
 	"bytes"
@@ -30,30 +43,18 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dialer"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/harness/testns"
 	"github.com/tripod-run/tripod/test/races"
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// The test binary is also a tripod-wasm without an engine, whose components are lists of words that control the guest.
-// The protocol, the processes and the files are real.
-//
-//	world=command code=7 after=10ms   exits by itself
-//	world=grpc                        serves, and greets clients on its cleartext port
-//	deaf                              does not exit before the grace period expires
-//	invalid, limit, crash, slow       makes the compiler fail or hang
-//	pause=500ms                       makes the compiler slower
-//	optimise=PATH                     makes the compiler of optimised code wait until there is such a file
-//	slowly                            makes the compiler of quick code refuse it
-//	mismatch                          does not match its descriptors
-//	apart=why                         must not share a worker
-//	import=name connect=address       imports an interface, and connects to an address when its log is reopened
+// Program is the path of a copy of the test binary that all users can execute.
+var Program string
 
-// program is the path of a copy of the test binary that all users can execute.
-var program string
-
-func TestMain(m *testing.M) {
+// Main runs the tests of a package, or the process that a command line of tripod-wasm asks for. It does not return.
+func Main(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "fingerprint":
@@ -72,38 +73,37 @@ func TestMain(m *testing.M) {
 
 func testMain(m *testing.M) int {
 	unix.Umask(0o022)
-	programEnv = append(programEnv, races.Env())
 	dir, err := os.MkdirTemp("", "wasm-test-")
 	if err != nil {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	program = filepath.Join(dir, ProgramName)
-	if err := installProgram(program, "1"); err != nil {
+	Program = filepath.Join(dir, launch.Name)
+	if err := Install(Program, "1"); err != nil {
 		panic(err)
 	}
 	defer removeTestCgroup()
 	return m.Run()
 }
 
-// testCgroup is the parent of the workers' cgroups. It lies in the cgroup of the tests' namespaces (hack/testns.sh),
+// Cgroup is the parent of the workers' cgroups. It lies in the cgroup of the tests' namespaces (hack/testns.sh),
 // because another namespace can have a process with the same ID.
-var testCgroup = fmt.Sprintf("%s/tripod-wasm-test-%d", testns.Cgroup(), os.Getpid())
+var Cgroup = fmt.Sprintf("%s/tripod-wasm-test-%d", testns.Cgroup(), os.Getpid())
 
 func removeTestCgroup() {
-	tree, err := cgroup.Open(cgroup.DriverCgroupfs, testCgroup)
+	tree, err := cgroup.Open(cgroup.DriverCgroupfs, Cgroup)
 	if err != nil {
 		return
 	}
-	for _, dir := range tree.Dirs(testCgroup) {
+	for _, dir := range tree.Dirs(Cgroup) {
 		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			fmt.Fprintln(os.Stderr, "clean up:", err)
 		}
 	}
 }
 
-// installProgram copies the test binary to path. The file path.engine determines its engine's fingerprint.
-func installProgram(path, engine string) error {
+// Install copies the test binary to path. The file path.engine determines its engine's fingerprint.
+func Install(path, engine string) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -131,12 +131,12 @@ func engineOf() string {
 }
 
 const (
-	codeMagic    = "code of "
+	CodeMagic    = "code of "
 	wordsSection = "words"
 )
 
-// module returns a core module with the words in a custom section.
-func module(words string) []byte {
+// Module returns a core module with the words in a custom section.
+func Module(words string) []byte {
 	section := append([]byte{byte(len(wordsSection))}, wordsSection+words...)
 	m := append([]byte("\x00asm\x01\x00\x00\x00"), 0)
 	m = binary.AppendUvarint(m, uint64(len(section)))
@@ -181,7 +181,7 @@ func fakeCompile() int {
 	case "pause=500ms":
 		time.Sleep(500 * time.Millisecond) // pacing: a compilation takes a while
 	}
-	fmt.Printf("%s%s\n%s", codeMagic, engineOf(), in)
+	fmt.Printf("%s%s\n%s", CodeMagic, engineOf(), in)
 	return workerapi.CompileOK
 }
 
@@ -280,7 +280,7 @@ func (h *fakeHandler) Load(_ context.Context, code workerapi.Code) (workerapi.Lo
 		return workerapi.Loaded{}, err
 	}
 	head, body, _ := strings.Cut(string(raw), "\n")
-	if head != codeMagic+h.engine {
+	if head != CodeMagic+h.engine {
 		return workerapi.Loaded{}, fmt.Errorf("code is of %q: %w", head, errdefs.ErrFailedPrecondition)
 	}
 	words := strings.Fields(body)
@@ -581,4 +581,53 @@ func value(words []string, key, fallback string) string {
 		}
 	}
 	return fallback
+}
+
+// CompilerPids finds the compilers that tests have started.
+func CompilerPids(program string) []string { return Pids(program, "compile") }
+
+// Pids finds the processes of the program in a mode that tests have started.
+func Pids(program, mode string) (pids []string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		cmdline, _ := os.ReadFile(file)
+		parent, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
+		if strings.HasPrefix(string(cmdline), filepath.Base(program)+"\x00"+mode) && strings.Contains(string(parent), "\nPPid:\t"+strconv.Itoa(os.Getpid())+"\n") {
+			pids = append(pids, filepath.Base(filepath.Dir(file)))
+		}
+	}
+	return pids
+}
+
+// NicenessOf returns the nice values of all compilers' threads and, if the kernel groups by session, of their sessions.
+func NicenessOf(program string) (values []int) {
+	for _, pid := range CompilerPids(program) {
+		if group, err := os.ReadFile("/proc/" + pid + "/autogroup"); err == nil && len(group) > 0 {
+			_, text, _ := strings.Cut(strings.TrimSpace(string(group)), " nice ")
+			value, _ := strconv.Atoi(text)
+			values = append(values, value)
+		}
+		threads, _ := filepath.Glob("/proc/" + pid + "/task/[0-9]*")
+		for _, thread := range threads {
+			tid, _ := strconv.Atoi(filepath.Base(thread))
+			if raw, err := unix.Getpriority(unix.PRIO_PROCESS, tid); err == nil {
+				values = append(values, 20-raw)
+			}
+		}
+	}
+	slices.Sort(values)
+	return slices.Compact(values)
+}
+
+// WorkerPids finds the workers and dialers by their command line.
+func WorkerPids(program string) (pids []string) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
+		if (strings.HasPrefix(string(cmdline), program+"\x00worker") || strings.HasPrefix(string(cmdline), program+"\x00dialer")) && !strings.Contains(string(stat), ") Z ") {
+			pids = append(pids, filepath.Base(dir))
+		}
+	}
+	return pids
 }

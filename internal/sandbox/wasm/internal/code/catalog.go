@@ -1,4 +1,4 @@
-package wasm
+package code
 
 import (
 	"context"
@@ -16,19 +16,19 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// component is a binary and the description of its services.
-type component struct {
-	artifact *artifact.Artifact
+// Component is a binary and the description of its services.
+type Component struct {
+	Artifact *artifact.Artifact
 	// descriptors is a serialized FileDescriptorSet. Images in Vimana's layout have metadata instead. The field digest
 	// is the SHA-256 of the descriptors or of the metadata, whichever is set, or empty if neither is set.
 	descriptors, metadata []byte
-	digest                string
+	Description           string
 	used                  time.Time // last use for a container
 }
 
-// codeName returns the name that workers use for a component (workerapi.Code.Digest). The same binary with different
+// Name returns the name that workers use for a component (workerapi.Code.Digest). The same binary with different
 // descriptors or services has a different name, and so has one whose compiled code other keys may have signed.
-func codeName(s source, description string) string {
+func Name(s Source, description string) string {
 	name := strings.Join(append([]string{s.Wasm.Digest.String(), description}, s.Services...), "+")
 	if keys := s.trust.name(); keys != "" {
 		name += "+keys:" + keys
@@ -36,24 +36,24 @@ func codeName(s source, description string) string {
 	return name
 }
 
-// code returns the argument for loading the component into a worker under a name, without the compiled code.
-func (c *component) code(name string) workerapi.Code {
-	return workerapi.Code{Digest: name, Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
+// Code returns the argument for loading the component into a worker under a name, without the compiled code.
+func (c *Component) Code(name string) workerapi.Code {
+	return workerapi.Code{Digest: name, Descriptors: c.descriptors, Metadata: c.metadata, Services: c.Artifact.Services}
 }
 
 // read reads the descriptors or, if there are none, the metadata.
-func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) {
-	if c.descriptors, err = c.artifact.Descriptors(ctx, blobs); err != nil {
-		return fmt.Errorf("descriptors of image %s: %w", c.artifact.ImageID, err)
+func (c *Component) read(ctx context.Context, blobs artifact.Blobs) (err error) {
+	if c.descriptors, err = c.Artifact.Descriptors(ctx, blobs); err != nil {
+		return fmt.Errorf("descriptors of image %s: %w", c.Artifact.ImageID, err)
 	}
 	if len(c.descriptors) == 0 {
-		if c.metadata, err = c.artifact.Metadata(ctx, blobs); err != nil {
-			return fmt.Errorf("metadata of image %s: %w", c.artifact.ImageID, err)
+		if c.metadata, err = c.Artifact.Metadata(ctx, blobs); err != nil {
+			return fmt.Errorf("metadata of image %s: %w", c.Artifact.ImageID, err)
 		}
 	}
 	if raw := append(c.descriptors, c.metadata...); len(raw) > 0 {
 		sum := sha256.Sum256(raw)
-		c.digest = hex.EncodeToString(sum[:])
+		c.Description = hex.EncodeToString(sum[:])
 	}
 	return nil
 }
@@ -64,24 +64,24 @@ const holdMark = "wasm-"
 
 func holdOf(imageID string) string { return holdMark + shortName(imageID) }
 
-// catalog caches the components of images. It holds an image's blobs while containers use them, even if the image is
+// Catalog caches the components of images. It holds an image's blobs while containers use them, even if the image is
 // removed.
-type catalog struct {
-	images ImageStore
+type Catalog struct {
+	images Images
 
 	mu      sync.Mutex
-	known   map[string]*component    // by image ID
+	known   map[string]*Component    // by image ID
 	looking map[string]chan struct{} // lookups in progress, by image ID; closed when the lookup ends
 }
 
-func newCatalog(images ImageStore) *catalog {
-	return &catalog{images: images, known: map[string]*component{}, looking: map[string]chan struct{}{}}
+func NewCatalog(images Images) *Catalog {
+	return &Catalog{images: images, known: map[string]*Component{}, looking: map[string]chan struct{}{}}
 }
 
-// find returns the component in an image and holds the image. Concurrent callers share one lookup. find returns
+// Find returns the component in an image and holds the image. Concurrent callers share one lookup. find returns
 // errdefs.ErrInvalidArgument if the image has no component.
-func (c *catalog) find(ctx context.Context, imageID string) (*component, error) {
-	return c.once(ctx, imageID, func() (*component, error) {
+func (c *Catalog) Find(ctx context.Context, imageID string) (*Component, error) {
+	return c.once(ctx, imageID, func() (*Component, error) {
 		if err := c.images.Hold(ctx, holdOf(imageID), imageID); err != nil {
 			return nil, err
 		}
@@ -89,18 +89,18 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 		if err != nil {
 			return nil, err
 		}
-		found := &component{artifact: a}
+		found := &Component{Artifact: a}
 		return found, found.read(ctx, c.images)
 	})
 }
 
-// recall returns the component of an existing container, even if the image was removed.
-func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description string) (*component, error) {
-	found, err := c.once(ctx, a.ImageID, func() (*component, error) {
-		found := &component{artifact: a}
+// Recall returns the component of an existing container, even if the image was removed.
+func (c *Catalog) Recall(ctx context.Context, a *artifact.Artifact, description string) (*Component, error) {
+	found, err := c.once(ctx, a.ImageID, func() (*Component, error) {
+		found := &Component{Artifact: a}
 		return found, found.read(ctx, c.images)
 	})
-	if err == nil && found.digest != description {
+	if err == nil && found.Description != description {
 		err = fmt.Errorf("the descriptors of image %s have changed since the container was created: %w", a.ImageID, errdefs.ErrFailedPrecondition)
 	}
 	return found, err
@@ -108,7 +108,7 @@ func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description 
 
 // once returns the cached component of an image. If the component is not cached, one caller looks it up while the
 // others wait.
-func (c *catalog) once(ctx context.Context, imageID string, look func() (*component, error)) (*component, error) {
+func (c *Catalog) once(ctx context.Context, imageID string, look func() (*Component, error)) (*Component, error) {
 	for {
 		c.mu.Lock()
 		known, looking := c.known[imageID], c.looking[imageID]
@@ -134,7 +134,7 @@ func (c *catalog) once(ctx context.Context, imageID string, look func() (*compon
 }
 
 // lookUp looks up the component of an image, caches it and wakes the callers that wait for it.
-func (c *catalog) lookUp(imageID string, look func() (*component, error)) (*component, error) {
+func (c *Catalog) lookUp(imageID string, look func() (*Component, error)) (*Component, error) {
 	found, err := look()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,9 +148,9 @@ func (c *catalog) lookUp(imageID string, look func() (*component, error)) (*comp
 	return found, nil
 }
 
-// release releases the holds on images without containers. If an image was requested after the given time, its hold is
+// Release releases the holds on images without containers. If an image was requested after the given time, its hold is
 // kept, because a container that uses the image may be about to be created.
-func (c *catalog) release(ctx context.Context, inUse map[string]bool, since time.Time) error {
+func (c *Catalog) Release(ctx context.Context, inUse map[string]bool, since time.Time) error {
 	held, err := c.images.Holds(ctx)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package wasm
+package code
 
 import (
 	"context"
@@ -22,11 +22,12 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 )
 
-// CompiledLayers is a rule of the policy for compiled code in images: from which repositories a node accepts it, and which
+// Rule is a rule of the policy for compiled code in images: from which repositories a node accepts it, and which
 // key must have signed it. Without a rule, a node accepts none.
-type CompiledLayers struct {
+type Rule struct {
 	// Repositories are registries, or repositories with all that are below them: "registry.example",
 	// "registry.example/team", "registry.example/team/app".
 	Repositories []string
@@ -37,7 +38,7 @@ type CompiledLayers struct {
 
 // layers decides which code of images the node uses, and unpacks it.
 type layers struct {
-	setup
+	Config
 	features []string
 	// unpacking bounds concurrent unpacking, because each needs memory for the code.
 	unpacking chan struct{}
@@ -66,15 +67,15 @@ type codeID struct {
 	quick bool
 }
 
-// source is where the code of a component can come from: its binary, or a signed layer of its image.
-type source struct {
+// Source is where the code of a component can come from: its binary, or a signed layer of its image.
+type Source struct {
 	*artifact.Artifact
-	images ImageStore
+	images Images
 	trust  trust
 }
 
 // world returns the world of the component as far as its exports show it, or "".
-func (s source) world(ctx context.Context) wit.World {
+func (s Source) world(ctx context.Context) wit.World {
 	binary, err := s.OpenWasm(ctx, s.images)
 	if err != nil {
 		return ""
@@ -88,13 +89,19 @@ func (s source) world(ctx context.Context) wit.World {
 	return world
 }
 
-func (s source) id() codeID { return codeID{digest: s.Wasm.Digest.String(), keys: s.trust.name()} }
+func (s Source) id() codeID { return codeID{digest: s.Wasm.Digest.String(), keys: s.trust.name()} }
 
-// source returns where the code of an image's component can come from. It reads the keys that the node accepts for the
+// Source returns where the code of an image's component can come from. It reads the keys that the node accepts for the image, and
+// a removed image has none.
+func (c *Cache) Source(ctx context.Context, a *artifact.Artifact) Source {
+	return c.layers.source(ctx, a)
+}
+
+// Source returns where the code of an image's component can come from. It reads the keys that the node accepts for the
 // image. A removed image has no repository, so no keys.
-func (l *layers) source(ctx context.Context, a *artifact.Artifact) source {
-	s := source{Artifact: a, images: l.Images}
-	if len(l.CompiledLayers) == 0 {
+func (l *layers) source(ctx context.Context, a *artifact.Artifact) Source {
+	s := Source{Artifact: a, images: l.Images}
+	if len(l.Rules) == 0 {
 		return s
 	}
 	img, err := l.Images.Get(ctx, a.ImageID)
@@ -104,7 +111,7 @@ func (l *layers) source(ctx context.Context, a *artifact.Artifact) source {
 	}
 	rules := l.rulesFor(slices.Concat(img.RepoTags, img.RepoDigests))
 	s.trust.covered = len(rules) > 0
-	s.trust.keys, s.trust.err = readKeys(rules)
+	s.trust.keys, s.trust.err = Keys(rules)
 	return s
 }
 
@@ -129,9 +136,9 @@ func (t trust) signers() []string {
 // maxUnpacking is the number of layers that are unpacked at a time.
 const maxUnpacking = 2
 
-func newLayers(cfg setup) *layers {
+func newLayers(cfg Config) *layers {
 	return &layers{
-		setup: cfg, features: codelayer.HostFeatures(), unpacking: make(chan struct{}, maxUnpacking),
+		Config: cfg, features: codelayer.HostFeatures(), unpacking: make(chan struct{}, maxUnpacking),
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "tripod_component_code_layers_total",
 			Help: "Layers with compiled code that were considered, by result: used, or the reason why the component is compiled instead.",
@@ -145,7 +152,7 @@ const usedLayer = "used"
 
 // install returns the code of a component from its image, with the fingerprint of the key that has signed it, and stores the
 // code. Without a layer of code, it returns nothing. If the node does not use the layer, it returns the reason.
-func (c *cache) install(ctx context.Context, engine string, component source) (code *os.File, key string, err error) {
+func (c *Cache) install(ctx context.Context, engine string, component Source) (code *os.File, key string, err error) {
 	if component.Code.Digest == "" {
 		return nil, "", nil
 	}
@@ -165,8 +172,8 @@ func (c *cache) install(ctx context.Context, engine string, component source) (c
 	return code, key, err
 }
 
-// open returns the code in an image as a memory file, and the fingerprint of the key that has signed it.
-func (l *layers) open(ctx context.Context, engine string, component source) (_ *os.File, key string, err error) {
+// Open returns the code in an image as a memory file, and the fingerprint of the key that has signed it.
+func (l *layers) open(ctx context.Context, engine string, component Source) (_ *os.File, key string, err error) {
 	select {
 	case l.unpacking <- struct{}{}:
 		defer func() { <-l.unpacking }()
@@ -182,11 +189,11 @@ func (l *layers) open(ctx context.Context, engine string, component source) (_ *
 		return nil, "", err
 	}
 	defer in.Close()
-	code, err := memoryFile("code")
+	code, err := launch.MemoryFile("code")
 	if err != nil {
 		return nil, "", err
 	}
-	if err := errors.Join(layer.Unpack(ctx, in, code), seal(code)); err != nil {
+	if err := errors.Join(layer.Unpack(ctx, in, code), launch.Seal(code)); err != nil {
 		code.Close()
 		return nil, "", err
 	}
@@ -194,7 +201,7 @@ func (l *layers) open(ctx context.Context, engine string, component source) (_ *
 }
 
 // verify checks the policy and the layer's signature.
-func (l *layers) verify(ctx context.Context, engine string, component source) (*codelayer.Layer, error) {
+func (l *layers) verify(ctx context.Context, engine string, component Source) (*codelayer.Layer, error) {
 	if l.isRejected(component.id()) {
 		return nil, &codelayer.Refusal{Reason: codelayer.ReasonWorker, Detail: "a worker has refused this code before"}
 	}
@@ -220,8 +227,8 @@ func (l *layers) verify(ctx context.Context, engine string, component source) (*
 }
 
 // rulesFor returns the rules for an image with the given references.
-func (l *layers) rulesFor(references []string) (rules []CompiledLayers) {
-	for _, rule := range l.CompiledLayers {
+func (l *layers) rulesFor(references []string) (rules []Rule) {
+	for _, rule := range l.Rules {
 		if slices.ContainsFunc(references, rule.covers) {
 			rules = append(rules, rule)
 		}
@@ -230,15 +237,15 @@ func (l *layers) rulesFor(references []string) (rules []CompiledLayers) {
 }
 
 // covers reports whether the rule is for the repository of a reference.
-func (r CompiledLayers) covers(ref string) bool {
+func (r Rule) covers(ref string) bool {
 	named, err := reference.ParseNormalizedNamed(ref)
 	return err == nil && slices.ContainsFunc(r.Repositories, func(prefix string) bool {
 		return strings.HasPrefix(named.Name()+"/", path.Clean(prefix)+"/")
 	})
 }
 
-// readKeys returns the keys of rules, each once, and an error about the files without a key, which accept nothing.
-func readKeys(rules []CompiledLayers) (keys []codelayer.PublicKey, err error) {
+// Keys returns the keys of rules, each once, and an error about the files without a key, which accept nothing.
+func Keys(rules []Rule) (keys []codelayer.PublicKey, err error) {
 	for _, rule := range rules {
 		for _, file := range rule.Keys {
 			key, failed := codelayer.ReadPublicKey(file)
@@ -255,7 +262,7 @@ func readKeys(rules []CompiledLayers) (keys []codelayer.PublicKey, err error) {
 }
 
 // record counts and logs that the layer of an image was used, or was refused with an error.
-func (l *layers) record(ctx context.Context, component source, err error) {
+func (l *layers) record(ctx context.Context, component Source, err error) {
 	id, result, level := component.id(), usedLayer, slog.LevelWarn
 	if err != nil {
 		result = "error"
@@ -295,7 +302,7 @@ func (l *layers) isRejected(id codeID) bool {
 	return l.rejected[id]
 }
 
-// evict forgets components that are not in the given set, by the names of their directories.
+// Evict forgets components that are not in the given set, by the names of their directories.
 func (l *layers) evict(keep map[string]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,4 +1,4 @@
-package wasm
+package code
 
 import (
 	"context"
@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// compileFigures are the metrics of compilations.
-type compileFigures struct {
+// figures are the metrics of compilations.
+type figures struct {
 	queue    *queue
 	duration *prometheus.HistogramVec
 }
@@ -20,15 +20,15 @@ var (
 	runningDesc = prometheus.NewDesc("tripod_component_compilations_running", "Components that are being compiled, by what wants them.", []string{"priority"}, nil)
 )
 
-func newCompileFigures(q *queue) compileFigures {
-	return compileFigures{queue: q, duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+func newFigures(q *queue) figures {
+	return figures{queue: q, duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "tripod_component_compile_duration_seconds", Help: "Duration of compilations without their time in the queue, by result: compiled, failed or cancelled, and by code: quick (with which a pod can begin) or optimised.",
 		Buckets: []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120},
 	}, []string{"result", "code"})}
 }
 
 // ended counts a compilation, whose context is ctx.
-func (f compileFigures) ended(ctx context.Context, c sandbox.Compilation, quick bool) {
+func (f figures) ended(ctx context.Context, c sandbox.Compilation, quick bool) {
 	result, code := string(c.State), "optimised"
 	if quick {
 		code = "quick"
@@ -40,14 +40,14 @@ func (f compileFigures) ended(ctx context.Context, c sandbox.Compilation, quick 
 }
 
 // Describe implements prometheus.Collector.
-func (f compileFigures) Describe(to chan<- *prometheus.Desc) {
+func (f figures) Describe(to chan<- *prometheus.Desc) {
 	to <- queuedDesc
 	to <- runningDesc
 	f.duration.Describe(to)
 }
 
 // Collect implements prometheus.Collector.
-func (f compileFigures) Collect(to chan<- prometheus.Metric) {
+func (f figures) Collect(to chan<- prometheus.Metric) {
 	queued, running := f.queue.lengths()
 	for p, name := range priorities {
 		to <- prometheus.MustNewConstMetric(queuedDesc, prometheus.GaugeValue, float64(queued[p]), name)

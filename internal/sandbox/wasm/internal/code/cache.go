@@ -1,6 +1,7 @@
-package wasm
+package code
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/component/wit"
@@ -30,7 +32,7 @@ var (
 	fpStored   = failpoint.New("wasm.cache.stored")
 )
 
-// cache stores compiled code under the digest of the component and the fingerprint of the engine:
+// Cache stores compiled code under the digest of the component and the fingerprint of the engine:
 //
 //	<dir>/<half the digest of the component>/<hash of the fingerprint>.code    machine code
 //	                                                        .json    entry with the checksum, written last
@@ -40,20 +42,17 @@ var (
 //
 // If code has no matching entry, the component is compiled again. If the disk is not writable, code stays in memory
 // until it is loaded.
-type cache struct {
-	dir      string
+type Cache struct {
+	// Improved is called when optimised code was made. It is set before the first compilation.
+	Improved func()
+
+	cfg      Config
 	compiler *compiler
 	log      *slog.Logger
-
+	figures  figures
+	layers   *layers
 	// changed is called when a compilation of optimised code begins and when it ends.
 	changed func(ctx context.Context, id codeID, c sandbox.Compilation)
-	// improved is called when optimised code was made.
-	improved func()
-	// If quick is set, pods with a component of more than quickAbove bytes begin with quick code.
-	quick      bool
-	quickAbove int64
-	figures    compileFigures
-	layers     *layers
 	// compiling counts the flights. Those that only improve quick code end when life does.
 	compiling sync.WaitGroup
 	life      context.Context
@@ -107,40 +106,48 @@ type flight struct {
 	err       error
 }
 
-func newCache(cfg setup, compiler *compiler) *cache {
-	return &cache{
-		dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, figures: newCompileFigures(compiler.queue), layers: newLayers(cfg),
-		changed: func(context.Context, codeID, sandbox.Compilation) {}, improved: func() {}, life: context.Background(), quick: cfg.QuickCode, quickAbove: quickAbove,
+// New returns a cache, which creates its directory when it is needed. Compilations that only improve quick code end with ctx.
+func New(ctx context.Context, cfg Config) *Cache {
+	cfg.QuickAbove = cmp.Or(cfg.QuickAbove, QuickAbove)
+	compiler := newCompiler(cfg)
+	return &Cache{
+		cfg: cfg, compiler: compiler, log: cfg.Logger, figures: newFigures(compiler.queue), layers: newLayers(cfg),
+		changed: func(context.Context, codeID, sandbox.Compilation) {}, Improved: func() {}, life: ctx,
 		flights: map[codeID]*flight{}, failed: map[string]failure{},
 	}
 }
 
-// quickAbove is cache.quickAbove. Smaller components are compiled in a second or two anyway.
-const quickAbove = 2 << 20
+// Wait waits until all compilations have ended.
+func (c *Cache) Wait() { c.compiling.Wait() }
 
-// codeMode says with which code a pod begins. By default a command waits for optimised code, because it is one instance until it
-// ends, and instances keep the code with which they begin.
-type codeMode string
-
-const (
-	codeAuto      codeMode = "auto"
-	codeQuick     codeMode = "quick"
-	codeOptimised codeMode = "optimised"
-)
-
-// waits reports whether a component of a world waits for optimised code.
-func (m codeMode) waits(world wit.World) bool {
-	return m == codeOptimised || m == codeAuto && world == wit.WorldCommand
+// Collectors returns the metrics of compilations and of layers with compiled code.
+func (c *Cache) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{c.figures, c.layers.results}
 }
 
-// open returns the verified code of a component, as a file at offset 0. It compiles the component if needed, unless its
+// Mode says with which code a pod begins. By default a command waits for optimised code, because it is one instance until it
+// ends, and instances keep the code with which they begin.
+type Mode string
+
+const (
+	ModeAuto      Mode = "auto"
+	ModeQuick     Mode = "quick"
+	ModeOptimised Mode = "optimised"
+)
+
+// Waits reports whether a component of a world waits for optimised code.
+func (m Mode) Waits(world wit.World) bool {
+	return m == ModeOptimised || m == ModeAuto && world == wit.WorldCommand
+}
+
+// Open returns the verified code of a component, as a file at offset 0. It compiles the component if needed, unless its
 // image has code that this node accepts. Concurrent callers whose images accept the same keys share one compilation, which is
 // cancelled once every caller's context has ended. A component that the compiler has refused recently is refused with the
 // same error.
 //
 // Unless the mode is to wait for optimised code, a large component is also compiled quickly, and open returns the code that is
 // there first. The compilation of optimised code then goes on.
-func (c *cache) open(ctx context.Context, component source, mode codeMode) (code *os.File, quick bool, err error) {
+func (c *Cache) Open(ctx context.Context, component Source, mode Mode) (code *os.File, quick bool, err error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
 		return nil, false, err
@@ -155,7 +162,7 @@ func (c *cache) open(ctx context.Context, component source, mode codeMode) (code
 		return nil, false, err
 	}
 	join := c.optimised
-	if c.quick && component.Wasm.Size > c.quickAbove && !mode.waits(component.world(ctx)) {
+	if c.cfg.Quick && component.Wasm.Size > c.cfg.QuickAbove && !mode.Waits(component.world(ctx)) {
 		join = c.first
 	}
 	f := join(ctx, engine, component)
@@ -167,21 +174,21 @@ func (c *cache) open(ctx context.Context, component source, mode codeMode) (code
 	return code, f.id.quick, err
 }
 
-// open opens the code of a flight that has ended.
+// Open opens the code of a flight that has ended.
 func (f *flight) open() (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.code.Fd())) // each caller gets its own file offset
 }
 
 // optimised joins the compilation of optimised code, for a pod that waits for it.
-func (c *cache) optimised(ctx context.Context, engine string, component source) *flight {
+func (c *Cache) optimised(ctx context.Context, engine string, component Source) *flight {
 	return c.join(ctx, engine, priorityPod, component, false)
 }
 
 // first compiles a component quickly and with optimisation, and returns the compilation that ends first. The quick code is kept
 // until the other compilation has ended, which no pod waits for unless the quick compiler refuses the component.
-func (c *cache) first(ctx context.Context, engine string, component source) *flight {
+func (c *Cache) first(ctx context.Context, engine string, component Source) *flight {
 	join := func() (best, quick *flight) {
-		return c.join(ctx, engine, priorityPull, component, false), c.join(ctx, engine, priorityPod, component, true)
+		return c.join(ctx, engine, PriorityPull, component, false), c.join(ctx, engine, priorityPod, component, true)
 	}
 	best, quick := join()
 	join() // for the goroutine, which also keeps the quick code for others
@@ -208,7 +215,7 @@ func (c *cache) first(ctx context.Context, engine string, component source) *fli
 }
 
 // refused returns the error of a recent compilation if another one would fail, too.
-func (c *cache) refused(digest string) error {
+func (c *Cache) refused(digest string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f := c.failed[digest]; f.final() {
@@ -219,7 +226,7 @@ func (c *cache) refused(digest string) error {
 
 // prepare queues the compilation of a component without code. The returned function waits for its end; it is nil if
 // there is nothing to compile.
-func (c *cache) prepare(ctx context.Context, p priority, component source) (func(context.Context) error, error) {
+func (c *Cache) prepare(ctx context.Context, p priority, component Source) (func(context.Context) error, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
 		return nil, err
@@ -245,7 +252,7 @@ func (f *flight) wait(ctx context.Context) error {
 }
 
 // join joins the component's compilation if one is queued or in progress, and queues one otherwise.
-func (c *cache) join(ctx context.Context, engine string, p priority, component source, quick bool) *flight {
+func (c *Cache) join(ctx context.Context, engine string, p priority, component Source, quick bool) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	id := component.id()
@@ -264,7 +271,7 @@ func (c *cache) join(ctx context.Context, engine string, p priority, component s
 
 // fly makes the code of a component, and records and reports the result. It takes the code from the image if this node
 // accepts it, and otherwise waits until the compilation may begin.
-func (c *cache) fly(ctx context.Context, engine string, f *flight, component source) {
+func (c *Cache) fly(ctx context.Context, engine string, f *flight, component Source) {
 	defer f.ticket.leave()
 	began := time.Now()
 	result := sandbox.Compilation{State: sandbox.CompilationDone}
@@ -306,7 +313,7 @@ func (c *cache) fly(ctx context.Context, engine string, f *flight, component sou
 }
 
 // land records the result of a flight, wakes its callers and reports the result.
-func (c *cache) land(ctx context.Context, f *flight, result sandbox.Compilation) {
+func (c *Cache) land(ctx context.Context, f *flight, result sandbox.Compilation) {
 	if f.id.quick { // another compiler may accept what this one refuses
 		close(f.done)
 		return
@@ -315,12 +322,12 @@ func (c *cache) land(ctx context.Context, f *flight, result sandbox.Compilation)
 	close(f.done)
 	c.changed(ctx, f.id, result)
 	if f.err == nil {
-		c.improved()
+		c.Improved()
 	}
 }
 
 // remember records the result of a compilation. A cancelled one says nothing about the component.
-func (c *cache) remember(ctx context.Context, digest string, err error) {
+func (c *Cache) remember(ctx context.Context, digest string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.failed, digest)
@@ -330,7 +337,7 @@ func (c *cache) remember(ctx context.Context, digest string, err error) {
 }
 
 // state returns the state of a component's code.
-func (c *cache) state(component source) sandbox.Compilation {
+func (c *Cache) state(component Source) sandbox.Compilation {
 	id := component.id()
 	c.mu.Lock()
 	f, failed := c.flights[id], c.failed[id.digest]
@@ -354,7 +361,7 @@ func (c *cache) state(component source) sandbox.Compilation {
 
 // leave removes a caller from a compilation. When the last caller leaves, the compilation is cancelled and its code is
 // closed.
-func (c *cache) leave(f *flight) {
+func (c *Cache) leave(f *flight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if f.waiting--; f.waiting > 0 {
@@ -371,7 +378,7 @@ func (c *cache) leave(f *flight) {
 }
 
 // make compiles a component and stores the code, unless it is quick. It returns the code even if storing fails.
-func (c *cache) make(ctx context.Context, engine string, f *flight, component source) (*os.File, error) {
+func (c *Cache) make(ctx context.Context, engine string, f *flight, component Source) (*os.File, error) {
 	in, err := component.OpenWasm(ctx, component.images)
 	if err != nil {
 		return nil, err
@@ -389,7 +396,7 @@ func (c *cache) make(ctx context.Context, engine string, f *flight, component so
 }
 
 // keep stores code. If this fails, the code is used once, and the next start makes it again.
-func (c *cache) keep(ctx context.Context, e entry, code *os.File) error {
+func (c *Cache) keep(ctx context.Context, e entry, code *os.File) error {
 	if err := fpCompiled.Hit(ctx); err != nil {
 		return err
 	}
@@ -400,19 +407,19 @@ func (c *cache) keep(ctx context.Context, e entry, code *os.File) error {
 	return fpStored.Hit(ctx)
 }
 
-// entryDir returns the directory of a component's code. The directory is named after the first half of the digest; the
+// EntryDir returns the directory of a component's code. The directory is named after the first half of the digest; the
 // entry contains the whole digest.
-func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, shortName(digest)) }
+func (c *Cache) EntryDir(digest string) string { return filepath.Join(c.cfg.Dir, shortName(digest)) }
 
 // file returns the path of an entry's file.
-func (c *cache) file(e entry, kind string) string {
+func (c *Cache) file(e entry, kind string) string {
 	sum := sha256.Sum256([]byte(e.Engine + e.Key))
-	return filepath.Join(c.entryDir(e.Digest), hex.EncodeToString(sum[:8])+kind)
+	return filepath.Join(c.EntryDir(e.Digest), hex.EncodeToString(sum[:8])+kind)
 }
 
 // candidates returns what identifies the entries whose code can be used: that which was compiled here, and those with
 // accepted signatures.
-func candidates(engine string, component source) []entry {
+func candidates(engine string, component Source) []entry {
 	list := []entry{{Digest: component.Wasm.Digest.String(), Engine: engine}}
 	for _, key := range component.trust.signers() {
 		list = append(list, entry{Digest: list[0].Digest, Engine: engine, Key: key})
@@ -421,7 +428,7 @@ func candidates(engine string, component source) []entry {
 }
 
 // read returns the entry with the digest, engine and key of the given one. It returns errdefs.ErrNotFound if there is none.
-func (c *cache) read(wanted entry) (e entry, err error) {
+func (c *Cache) read(wanted entry) (e entry, err error) {
 	if err := format.Read(c.file(wanted, ".json"), &e); err != nil {
 		return entry{}, err
 	}
@@ -432,9 +439,9 @@ func (c *cache) read(wanted entry) (e entry, err error) {
 }
 
 // store writes the code and then its entry, whose size and checksum it sets. It syncs neither, because the checksum detects
-// code damaged by a power loss.
-func (c *cache) store(e entry, code *os.File) error {
-	if err := os.MkdirAll(c.entryDir(e.Digest), 0o700); err != nil {
+// Code damaged by a power loss.
+func (c *Cache) store(e entry, code *os.File) error {
+	if err := os.MkdirAll(c.EntryDir(e.Digest), 0o700); err != nil {
 		return err
 	}
 	c.storing.Lock()
@@ -458,7 +465,7 @@ func (c *cache) store(e entry, code *os.File) error {
 }
 
 // drop deletes the files of the code and of its entry, even incomplete files.
-func (c *cache) drop(e entry) {
+func (c *Cache) drop(e entry) {
 	c.storing.Lock()
 	defer c.storing.Unlock()
 	for _, kind := range []string{".json", ".json.new", ".code", ".code.new"} {
@@ -468,7 +475,7 @@ func (c *cache) drop(e entry) {
 
 // stored returns the entry of the code for the component and the engine, or false if there is no code that can be used. It
 // does not read the code, unlike verified.
-func (c *cache) stored(engine string, component source) (entry, bool) {
+func (c *Cache) stored(engine string, component Source) (entry, bool) {
 	for _, wanted := range candidates(engine, component) {
 		e, err := c.read(wanted)
 		if err != nil {
@@ -481,8 +488,8 @@ func (c *cache) stored(engine string, component source) (entry, bool) {
 	return entry{}, false
 }
 
-// has reports whether there is optimised code of a component.
-func (c *cache) has(component source) bool {
+// Has reports whether there is optimised code of a component.
+func (c *Cache) Has(component Source) bool {
 	engine, err := c.compiler.engine()
 	if err != nil {
 		return false
@@ -493,7 +500,7 @@ func (c *cache) has(component source) bool {
 
 // verified opens code after checking it against its entry. It returns errdefs.ErrNotFound if there is no code, or only such
 // as was signed by keys that the node does not accept for the image. It returns ErrDataLoss if all code is damaged.
-func (c *cache) verified(engine string, component source) (*os.File, error) {
+func (c *Cache) verified(engine string, component Source) (*os.File, error) {
 	var errs []error
 	for _, wanted := range candidates(engine, component) {
 		code, err := c.openEntry(wanted)
@@ -511,7 +518,7 @@ func (c *cache) verified(engine string, component source) (*os.File, error) {
 }
 
 // openEntry opens the code of an entry; see verified.
-func (c *cache) openEntry(wanted entry) (*os.File, error) {
+func (c *Cache) openEntry(wanted entry) (*os.File, error) {
 	e, err := c.read(wanted)
 	if err != nil {
 		return nil, err
@@ -535,8 +542,8 @@ func (c *cache) openEntry(wanted entry) (*os.File, error) {
 	return code, nil
 }
 
-// forget deletes a component's code from the disk after a worker has refused the code. Code of an image is not taken again.
-func (c *cache) forget(component source) {
+// Forget deletes a component's code from the disk after a worker has refused the code. Code of an image is not taken again.
+func (c *Cache) Forget(component Source) {
 	engine, err := c.compiler.engine()
 	if err != nil {
 		return
@@ -549,11 +556,11 @@ func (c *cache) forget(component source) {
 	}
 }
 
-// evict deletes all code from the disk, except the code of components that are in the given set or are being compiled.
-func (c *cache) evict(wanted map[string]bool) error {
+// Evict deletes all code from the disk, except the code of components that are in the given set or are being compiled.
+func (c *Cache) Evict(wanted map[string]bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	entries, err := os.ReadDir(c.dir)
+	entries, err := os.ReadDir(c.cfg.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -569,7 +576,7 @@ func (c *cache) evict(wanted map[string]bool) error {
 	maps.DeleteFunc(c.failed, func(digest string, _ failure) bool { return !keep[shortName(digest)] })
 	for _, e := range entries {
 		if !keep[e.Name()] {
-			errs = append(errs, os.RemoveAll(filepath.Join(c.dir, e.Name())))
+			errs = append(errs, os.RemoveAll(filepath.Join(c.cfg.Dir, e.Name())))
 		}
 	}
 	return errors.Join(errs...)

@@ -1,4 +1,4 @@
-package wasm
+package code
 
 import (
 	"context"
@@ -20,20 +20,20 @@ import (
 type priority int
 
 const (
-	// priorityBackground is for images that were already stored when the daemon started.
-	priorityBackground priority = iota
-	// priorityPull is for images that were pulled since.
-	priorityPull
+	// PriorityBackground is for images that were already stored when the daemon started.
+	PriorityBackground priority = iota
+	// PriorityPull is for images that were pulled since.
+	PriorityPull
 	// priorityPod is for components that a pod waits for.
 	priorityPod
 )
 
 // priorities are the labels of the priorities in metrics.
-var priorities = [...]string{priorityBackground: "background", priorityPull: "pull", priorityPod: "pod"}
+var priorities = [...]string{PriorityBackground: "background", PriorityPull: "pull", priorityPod: "pod"}
 
 // niceness holds the nice value of compilers (setpriority(2)) by priority. Only compilations that a pod waits for
 // compete with the guests as equals. The others still get 3 % of a busy processor, so that they end.
-var niceness = [...]int{priorityBackground: 15, priorityPull: 15, priorityPod: 0}
+var niceness = [...]int{PriorityBackground: 15, PriorityPull: 15, priorityPod: 0}
 
 // queue admits compilations: the most urgent first, and those of equal priority in order of arrival. At most limit run at
 // a time. Compilations for pods do not count the less urgent ones, so no pod waits for these; then at most 2*limit run.

@@ -1,4 +1,11 @@
-package wasm
+// Package standalone runs a gRPC component in a worker of its own, without a node: for `tripod component test` and for code
+// that is compiled before it is pushed.
+//
+//	Start ──▶ tripod-wasm compile ──▶ tripod-wasm worker ◀── HTTP/2 on loopback ── the caller
+//	                                      └ ends with this process
+//
+// Compilation, worker and limits are those of a node. The package must not know about pods, images or networks.
+package standalone
 
 import (
 	"bytes"
@@ -21,17 +28,40 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/crilog"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
+// Config configures the compiler and the worker.
+type Config struct {
+	// Program is the path of tripod-wasm. If it is empty, tripod-wasm is looked for beside the executable of this process and
+	// in PATH.
+	Program string
+	// UID and GID are the user and group of the compiler and the worker.
+	UID, GID int
+	// MaxMemory bounds the size of each linear memory, in bytes; 0 means the worker's default. Holdings limit the resources
+	// that the guests hold.
+	MaxMemory uint64
+	Holdings  Holdings
+	// CompileTimeout and CompileMemory (bytes) bound the compilation; 0 means the default. QuickCode lets a large component
+	// begin with code that is not optimised.
+	CompileTimeout time.Duration
+	CompileMemory  int64
+	QuickCode      bool
+}
+
+// Holdings limit the resources that guests hold in their worker.
+type Holdings = workerapi.Holdings
+
 // Limits of a standalone component, in bytes: of the memories of its guests together, and of their log.
 const (
-	standaloneMemory = 1 << 30
-	standaloneLog    = 8 << 20
+	maxMemory = 1 << 30
+	maxLog    = 8 << 20
 )
 
-// Guest is a gRPC component for Standalone.
+// Guest is a gRPC component.
 type Guest struct {
 	Name string
 	Wasm []byte
@@ -42,9 +72,8 @@ type Guest struct {
 	Env         []string // KEY=value
 }
 
-// Standalone is a component in a worker of its own, without a node. It answers on loopback, over HTTP/2 in clear text.
-// It has no files and cannot open connections.
-type Standalone struct {
+// Worker runs a component, which answers on loopback, over HTTP/2 in clear text. It has no files and cannot open connections.
+type Worker struct {
 	// Address is where the component answers.
 	Address netip.AddrPort
 
@@ -55,37 +84,37 @@ type Standalone struct {
 	client *workerapi.Client
 }
 
-// StartStandalone compiles a component and starts it in a worker, within the limits of the configuration. The worker
+// Start compiles a component and starts it in a worker, within the limits of the configuration. The worker
 // runs as the configuration's user, in namespaces of its own, if this process is root, and otherwise as the user of this
 // process. It ends with this process, with ctx, or by Close.
 //
-// StartStandalone returns errdefs.ErrNotFound if there is no tripod-wasm, and errdefs.ErrInvalidArgument if the
+// Start returns errdefs.ErrNotFound if there is no tripod-wasm, and errdefs.ErrInvalidArgument if the
 // component is invalid.
-func StartStandalone(ctx context.Context, c Config, g Guest) (_ *Standalone, err error) {
-	c = c.withDefaults()
-	if err := c.findProgram(); err != nil {
+func Start(ctx context.Context, c Config, g Guest) (_ *Worker, err error) {
+	program, err := c.program()
+	if err != nil {
 		return nil, err
 	}
-	quick := c.QuickCode && len(g.Wasm) > quickAbove
-	code, err := compileStandalone(ctx, c, g.Wasm, quick)
+	quick := c.QuickCode && len(g.Wasm) > code.QuickAbove
+	compiled, err := code.Compile(ctx, c.code(program), g.Wasm, quick)
 	if quick && errdefs.IsInvalidArgument(err) { // as far as the quick compiler goes
 		quick = false
-		code, err = compileStandalone(ctx, c, g.Wasm, quick)
+		compiled, err = code.Compile(ctx, c.code(program), g.Wasm, quick)
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer code.Close()
-	s := &Standalone{name: g.Name}
+	defer compiled.Close()
+	s := &Worker{name: g.Name}
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
-	if err := s.launch(ctx, c); err != nil {
+	if err := s.launch(ctx, c, program); err != nil {
 		return nil, err
 	}
-	load := workerapi.Code{Digest: digest.FromBytes(g.Wasm).String(), Image: workerapi.File{File: code}, Quick: quick, Descriptors: g.Descriptors, Services: g.Services}
+	load := workerapi.Code{Digest: digest.FromBytes(g.Wasm).String(), Image: workerapi.File{File: compiled}, Quick: quick, Descriptors: g.Descriptors, Services: g.Services}
 	loaded, err := s.client.Load(ctx, load)
 	if err != nil {
 		return nil, err
@@ -93,51 +122,42 @@ func StartStandalone(ctx context.Context, c Config, g Guest) (_ *Standalone, err
 	return s, s.serve(ctx, c, g, loaded.Digest)
 }
 
-// CompileStandalone compiles a component as a node does, within the limits of the configuration, and returns the code with
-// the fingerprint of the engine. The errors are those of StartStandalone.
-func CompileStandalone(ctx context.Context, c Config, wasm []byte) (code []byte, engine string, err error) {
-	c = c.withDefaults()
-	if err := c.findProgram(); err != nil {
+// Compile compiles a component as a node does, within the limits of the configuration, and returns the code with
+// the fingerprint of the engine. The errors are those of Start.
+func Compile(ctx context.Context, c Config, wasm []byte) (made []byte, engine string, err error) {
+	program, err := c.program()
+	if err != nil {
 		return nil, "", err
 	}
-	if engine, err = askFingerprint(c); err != nil {
+	if engine, err = program.Engine(); err != nil {
 		return nil, "", err
 	}
-	compiled, err := compileStandalone(ctx, c, wasm, false)
+	compiled, err := code.Compile(ctx, c.code(program), wasm, false)
 	if err != nil {
 		return nil, "", err
 	}
 	defer compiled.Close()
-	code, err = io.ReadAll(compiled)
-	return code, engine, err
+	made, err = io.ReadAll(compiled)
+	return made, engine, err
 }
 
-// compileStandalone compiles a component into a memory file.
-func compileStandalone(ctx context.Context, c Config, wasm []byte, quick bool) (*os.File, error) {
-	component, err := memoryFile("component")
-	if err != nil {
-		return nil, err
-	}
-	defer component.Close()
-	if _, err := component.Write(wasm); err != nil {
-		return nil, err
-	}
-	if err := seal(component); err != nil {
-		return nil, err
-	}
-	compiler := newCompiler(c)
-	t := compiler.queue.enter(priorityPod)
-	defer t.leave()
-	return compiler.compile(ctx, component, quick, t)
+func (c Config) program() (launch.Program, error) {
+	path, err := launch.Find(c.Program)
+	return launch.Program{Path: path, UID: c.UID, GID: c.GID}, err
+}
+
+func (c Config) code(program launch.Program) code.Config {
+	return code.Config{Program: program, Timeout: c.CompileTimeout, Memory: c.CompileMemory}
 }
 
 // launch starts the worker and connects to it.
-func (s *Standalone) launch(ctx context.Context, c Config) error {
+func (s *Worker) launch(ctx context.Context, c Config, program launch.Program) error {
+	uid, gid := c.UID, c.GID
 	if os.Geteuid() != 0 {
-		c.UID, c.GID = os.Geteuid(), os.Getegid()
+		uid, gid = os.Geteuid(), os.Getegid()
 	}
 	config, err := json.Marshal(workerapi.WorkerConfig{
-		Name: "standalone", UID: c.UID, GID: c.GID, MaxMemory: c.MaxMemory, Connections: c.Connections, LogSizeMax: standaloneLog, LogLevel: slog.LevelWarn.String(),
+		Name: "standalone", UID: uid, GID: gid, MaxMemory: c.MaxMemory, LogSizeMax: maxLog, LogLevel: slog.LevelWarn.String(),
 	})
 	if err != nil {
 		return err
@@ -153,24 +173,24 @@ func (s *Standalone) launch(ctx context.Context, c Config) error {
 	}()
 	ready, writer, err := os.Pipe()
 	if err != nil {
-		closeAll([]*os.File{control, data})
+		launch.CloseAll([]*os.File{control, data})
 		return err
 	}
 	defer ready.Close()
 	running, stop := context.WithCancel(ctx)
 	s.stop = stop
-	cmd, err := c.unprivileged(running, []*os.File{control, data, writer}, "worker", string(config))
+	cmd, err := program.Unprivileged(running, []*os.File{control, data, writer}, "worker", string(config))
 	if err != nil {
 		return err
 	}
-	log := &tail{limit: 4 << 10}
+	log := &launch.Tail{Limit: 4 << 10}
 	cmd.Stderr, cmd.WaitDelay = log, time.Second
 	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	if err := s.start(cmd); err != nil {
-		return fmt.Errorf("start %s: %w", c.Program, err)
+		return fmt.Errorf("start %s: %w", program.Path, err)
 	}
-	if err := awaitReady(ctx, ready); err != nil {
-		return fmt.Errorf("%w: %s", err, lastLine(log.bytes()))
+	if err := launch.AwaitReady(ctx, ready); err != nil {
+		return fmt.Errorf("%w: %s", err, launch.LastLine(log.Bytes()))
 	}
 	s.client, err = workerapi.NewClient(ctx, conn)
 	return err
@@ -184,11 +204,11 @@ func workerSockets(ctx context.Context) (control, data *os.File, conn *net.UnixC
 		return nil, nil, nil, err
 	}
 	defer os.RemoveAll(dir)
-	if control, err = unixsocket.Listen(filepath.Join(dir, controlSocket)); err != nil {
+	if control, err = unixsocket.Listen(filepath.Join(dir, launch.ControlSocket)); err != nil {
 		return nil, nil, nil, err
 	}
-	if data, err = unixsocket.Listen(filepath.Join(dir, dataSocket)); err == nil {
-		conn, err = unixsocket.Dial(ctx, filepath.Join(dir, controlSocket)) // accepted by the worker
+	if data, err = unixsocket.Listen(filepath.Join(dir, launch.DataSocket)); err == nil {
+		conn, err = unixsocket.Dial(ctx, filepath.Join(dir, launch.ControlSocket)) // accepted by the worker
 	}
 	if err != nil {
 		control.Close()
@@ -202,13 +222,13 @@ func workerSockets(ctx context.Context) (control, data *os.File, conn *net.UnixC
 
 // start starts the worker and closes the files that it inherits. The kernel kills the worker when the thread that started
 // it ends (Pdeathsig), so a goroutine stays locked to this thread until the worker has ended.
-func (s *Standalone) start(cmd *exec.Cmd) error {
+func (s *Worker) start(cmd *exec.Cmd) error {
 	started, exited := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(exited)
 		runtime.LockOSThread()
 		err := cmd.Start()
-		closeAll(cmd.ExtraFiles)
+		launch.CloseAll(cmd.ExtraFiles)
 		started <- err
 		if err == nil {
 			_ = cmd.Wait() // Close kills it
@@ -219,7 +239,7 @@ func (s *Standalone) start(cmd *exec.Cmd) error {
 }
 
 // serve starts the component's server.
-func (s *Standalone) serve(ctx context.Context, c Config, g Guest, codeDigest string) error {
+func (s *Worker) serve(ctx context.Context, c Config, g Guest, codeDigest string) error {
 	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return err
@@ -231,12 +251,12 @@ func (s *Standalone) serve(ctx context.Context, c Config, g Guest, codeDigest st
 		return err
 	}
 	defer socket.Close()
-	if s.log, err = memoryFile("log"); err != nil {
+	if s.log, err = launch.MemoryFile("log"); err != nil {
 		return err
 	}
 	_, err = s.client.Start(ctx, workerapi.PodSpec{
 		ID: g.Name, Component: g.Name, Digest: codeDigest, Args: []string{g.Name}, Env: g.Env, Log: workerapi.File{File: s.log},
-		Resources: workerapi.Resources{MemoryBytes: standaloneMemory}, Holdings: c.Holdings,
+		Resources: workerapi.Resources{MemoryBytes: maxMemory}, Holdings: c.Holdings,
 		Ports: []workerapi.Port{{Kind: workerapi.PortCleartext, Socket: workerapi.File{File: socket}}},
 	})
 	return err
@@ -259,7 +279,7 @@ const (
 
 // Profile finds out where the component is during a call that is the nth of its instance, 1 or 2. It repeats the call, and ends
 // most of them.
-func (s *Standalone) Profile(ctx context.Context, nth int, call func(context.Context)) (Profile, error) {
+func (s *Worker) Profile(ctx context.Context, nth int, call func(context.Context)) (Profile, error) {
 	limits := workerapi.Limits{Reuse: nth > 1, ReuseRequests: nth}
 	if err := s.client.Update(ctx, workerapi.Update{ID: s.name, Limits: &limits}); err != nil {
 		return Profile{}, err
@@ -286,12 +306,12 @@ func (s *Standalone) Profile(ctx context.Context, nth int, call func(context.Con
 }
 
 // Output returns what the guests have written to their standard streams, at most the last maxBytes.
-func (s *Standalone) Output(maxBytes int) ([]byte, error) {
-	log, err := io.ReadAll(io.NewSectionReader(s.log, 0, standaloneLog))
+func (s *Worker) Output(maxBytes int) ([]byte, error) {
+	log, err := io.ReadAll(io.NewSectionReader(s.log, 0, maxLog))
 	if err != nil {
 		return nil, err
 	}
-	output := &tail{limit: maxBytes}
+	output := &launch.Tail{Limit: maxBytes}
 	for text := range bytes.Lines(log) {
 		line, err := crilog.Parse(text)
 		if err != nil {
@@ -303,11 +323,11 @@ func (s *Standalone) Output(maxBytes int) ([]byte, error) {
 		}
 		_, _ = output.Write(content) // cannot fail
 	}
-	return output.bytes(), nil
+	return output.Bytes(), nil
 }
 
 // Close ends the worker.
-func (s *Standalone) Close() error {
+func (s *Worker) Close() error {
 	if s.client != nil {
 		s.client.Close()
 	}

@@ -1,4 +1,4 @@
-package wasm
+package standalone
 
 import (
 	"context"
@@ -11,31 +11,34 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/test/workertest"
 )
 
-// startStandalone starts a component with the given words, whose files are in the returned directory.
-func startStandalone(ctx context.Context, t *testing.T, words string) (*Standalone, string, error) {
+func TestMain(m *testing.M) { workertest.Main(m) }
+
+// start starts a component with the given words, whose files are in the returned directory.
+func start(ctx context.Context, t *testing.T, words string) (*Worker, string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
-	s, err := StartStandalone(ctx, Config{Program: program, UID: 65529, GID: 65529}, Guest{Name: "solo", Wasm: module(words)})
+	s, err := Start(ctx, Config{Program: workertest.Program, UID: 65529, GID: 65529}, Guest{Name: "solo", Wasm: workertest.Module(words)})
 	return s, dir, err
 }
 
-// standaloneGone checks that nothing is left of a standalone component.
-func standaloneGone(t *testing.T, dir string) {
+// gone checks that nothing is left of a standalone component.
+func gone(t *testing.T, dir string) {
 	t.Helper()
 	if files, err := filepath.Glob(dir + "/*"); err != nil || len(files) > 0 {
 		t.Errorf("files left behind: %v, error %v", files, err)
 	}
-	if pids := append(childPids(program, "worker"), compilerPids(program)...); len(pids) > 0 {
+	if pids := append(workertest.Pids(workertest.Program, "worker"), workertest.CompilerPids(workertest.Program)...); len(pids) > 0 {
 		t.Errorf("processes left behind: %v", pids)
 	}
 }
 
 // TestStandalone: a component answers on loopback without a node, its output can be read, and nothing is left of it.
 func TestStandalone(t *testing.T) {
-	s, dir, err := startStandalone(t.Context(), t, "world=grpc")
+	s, dir, err := start(t.Context(), t, "world=grpc")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +59,7 @@ func TestStandalone(t *testing.T) {
 	if files, err := filepath.Glob(dir + "/*"); err != nil || len(files) > 0 {
 		t.Errorf("files that would remain if this process were killed: %v, error %v", files, err)
 	}
-	workers := childPids(program, "worker")
+	workers := workertest.Pids(workertest.Program, "worker")
 	if len(workers) != 1 {
 		t.Errorf("workers: got %v, want one", workers)
 	}
@@ -68,16 +71,16 @@ func TestStandalone(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	standaloneGone(t, dir)
+	gone(t, dir)
 }
 
 func TestStandaloneRefused(t *testing.T) {
 	for words, want := range map[string]string{"invalid": "unknown import", "mismatch": "result: string"} {
-		_, dir, err := startStandalone(t.Context(), t, words)
+		_, dir, err := start(t.Context(), t, words)
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want ErrInvalidArgument with %q", words, err, want)
 		}
-		standaloneGone(t, dir)
+		gone(t, dir)
 	}
 }
 
@@ -85,14 +88,14 @@ func TestStandaloneRefused(t *testing.T) {
 func TestStandaloneIsCancelled(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if _, dir, err := startStandalone(ctx, t, "slow"); err == nil || ctx.Err() == nil {
+	if _, dir, err := start(ctx, t, "slow"); err == nil || ctx.Err() == nil {
 		t.Errorf("slow compilation: got %v, want the end of the context", err)
 	} else {
-		standaloneGone(t, dir)
+		gone(t, dir)
 	}
 	ctx, cancel = context.WithCancel(t.Context())
 	defer cancel()
-	s, dir, err := startStandalone(ctx, t, "world=grpc")
+	s, dir, err := start(ctx, t, "world=grpc")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,5 +104,5 @@ func TestStandaloneIsCancelled(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	standaloneGone(t, dir)
+	gone(t, dir)
 }
