@@ -9,6 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
@@ -18,7 +19,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	if err != nil {
 		return err
 	}
-	return attach(ctx, l.worker.conn(), c.ID, c.Config.GetStdin(), req)
+	return attach(ctx, l.worker.Conn(), c.ID, c.Config.GetStdin(), req)
 }
 
 func attach(ctx context.Context, worker *workerapi.Client, id string, stdin bool, req sandbox.AttachRequest) error {
@@ -40,7 +41,7 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 		return err
 	}
 	defer file.Close()
-	return asNotRunning(l.worker.conn().ReopenLog(ctx, c.ID, file), c.ID)
+	return asNotRunning(l.worker.Conn().ReopenLog(ctx, c.ID, file), c.ID)
 }
 
 // asNotRunning replaces a worker's ErrNotFound with notRunning, because a container that is unknown to its worker has
@@ -64,14 +65,14 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		return err
 	}
 	if _, l := h.Snapshot(); l != nil {
-		if err := b.updateOwn(l.worker, p, c); err != nil {
+		if err := b.keeper.Limit(l.worker, p, c); err != nil {
 			return err
 		}
 		resources := resourcesOf(p, c)
-		if err := asNotRunning(l.worker.conn().Update(ctx, workerapi.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
+		if err := asNotRunning(l.worker.Conn().Update(ctx, workerapi.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
 			return err
 		}
-		l.memory.Store(memoryLimit(p, c))
+		l.memory.Store(workers.MemoryLimit(p, c))
 	}
 	return fpUpdated.Hit(ctx)
 }
@@ -83,5 +84,5 @@ func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	return l.worker.dial(ctx, launch.DataSocket)
+	return l.worker.Dial(ctx, launch.DataSocket)
 }

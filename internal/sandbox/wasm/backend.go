@@ -27,6 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -136,11 +137,12 @@ type Network interface {
 // Backend is the sandbox.Backend for component pods. Use Open.
 type Backend struct {
 	cfg         setup
+	cgroups     cgroup.Tree
 	log         *slog.Logger
 	cache       *code.Cache
 	precompiler *code.Precompiler
-	keeper      *keeper
-	dialers     *dialers
+	keeper      *workers.Keeper
+	dialers     *workers.Dialers
 	catalog     *code.Catalog
 	tls         *authority
 	watcher     *certWatcher
@@ -192,6 +194,14 @@ func (c setup) code() code.Config {
 	}
 }
 
+// workers returns the part of the configuration for workers and dialers.
+func (c setup) workers(tree cgroup.Tree) workers.Config {
+	return workers.Config{
+		Program: c.program(), Dir: c.workersDir(), DialersDir: c.dialersDir(), Cgroups: tree, Instances: c.Instances, MaxMemory: c.MaxMemory,
+		Connections: c.Connections, LogLevel: c.LogLevel, LogSizeMax: c.LogSizeMax, Spans: c.Spans, Logger: c.Logger,
+	}
+}
+
 // Open opens the backend and creates its directories. It returns errdefs.ErrNotFound if the configuration names no
 // program and none is found. Workers start when pods need them. The backend outlives the context.
 func Open(_ context.Context, c Config, s Services) (_ *Backend, err error) {
@@ -214,28 +224,32 @@ func Open(_ context.Context, c Config, s Services) (_ *Backend, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("wasm backend: %w", err)
 	}
-	keeper, err := newKeeper(cfg)
+	tree, err := cgroup.Open(cfg.CgroupDriver, cfg.CgroupParent)
 	if err != nil {
 		watcher.close()
 		return nil, fmt.Errorf("wasm backend: %w", err)
 	}
+	keeper := workers.NewKeeper(cfg.workers(tree))
 	background, stop := context.WithCancel(context.Background())
 	b := &Backend{
-		cfg: cfg, log: cfg.Logger, cache: code.New(background, cfg.code()), keeper: keeper, dialers: newDialers(keeper), catalog: code.NewCatalog(cfg.Images),
+		cfg: cfg, log: cfg.Logger, cgroups: tree, cache: code.New(background, cfg.code()), keeper: keeper, dialers: workers.NewDialers(keeper), catalog: code.NewCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
 		background: background, stop: stop, recovered: make(chan struct{}), dialerLost: make(chan struct{}, 1),
 	}
 	b.cache.Improved = func() { go guard.Func(b.log, "optimised code", b.improve)() }
 	b.precompiler = code.NewPrecompiler(b.cache, b.catalog, func(c sandbox.Compilation) { b.ledger.Report(sandbox.Event{Compilation: &c}) })
-	b.keeper.exited, b.keeper.fellBack, b.keeper.died, b.keeper.reconnected = b.podExited, b.podFellBack, b.workerDied, b.resync
-	b.keeper.hasPods = b.hasPods
-	b.watcher.changed, b.dialers.died = b.certificateChanged, b.reconnectSoon
+	b.keeper.Exited, b.keeper.FellBack, b.keeper.Died, b.keeper.Reconnected = b.podExited, b.podFellBack, b.workerDied, b.resync
+	b.keeper.HasPods = b.hasPods
+	b.watcher.changed, b.dialers.Died = b.certificateChanged, b.reconnectSoon
 	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm dialers", func() { b.followDialers(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm compilations", func() { b.followImages(b.background) }))
 	return b, nil
 }
+
+// closeTime bounds how long Close waits for workers to end.
+const closeTime = 10 * time.Second
 
 // Close ends the compilations, and the workers and dialers that have no pods. The others continue to run.
 func (b *Backend) Close() error {
@@ -244,10 +258,10 @@ func (b *Backend) Close() error {
 	b.precompiler.Wait()
 	b.cache.Wait()
 	b.watcher.close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*endTime)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 	defer cancel()
-	err := b.keeper.close(ctx, b.busy)
-	b.dialers.close(b.usesDialer)
+	err := b.keeper.Close(ctx, b.busy)
+	b.dialers.Close(b.usesDialer)
 	return err
 }
 
@@ -286,19 +300,19 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 // CreateSandbox implements sandbox.Backend. If the pod needs a shared worker that is not running, CreateSandbox also
 // starts that worker, in the background.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
-	s := podState{ID: p.ID, Scope: b.keeper.scopeOf(p)}
+	s := podState{ID: p.ID, Scope: b.cfg.scopeOf(p)}
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
 		return sandbox.DiskError(fmt.Errorf("wasm pod: %w", err))
 	}
 	if err := b.setPod(s); err != nil {
 		return err
 	}
-	if !isOwn(s.Scope) {
-		if err := b.keeper.cgroups.KeepControllers(p.Config.GetLinux().GetCgroupParent()); err != nil {
+	if !workers.IsOwn(s.Scope) {
+		if err := b.cgroups.KeepControllers(p.Config.GetLinux().GetCgroupParent()); err != nil {
 			return fmt.Errorf("wasm pod: %w", err)
 		}
-		if b.keeper.current(s.Scope) == nil {
-			b.keeper.prestart(s.Scope)
+		if b.keeper.Current(s.Scope) == nil {
+			b.keeper.Prestart(s.Scope)
 		}
 	}
 	return fpSandboxMade.Hit(ctx)
@@ -323,10 +337,10 @@ func (b *Backend) scopeOf(p *sandbox.Pod, c *sandbox.Container) string {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if scope := b.sandboxes[p.ID].Scope; isOwn(scope) {
+	if scope := b.sandboxes[p.ID].Scope; workers.IsOwn(scope) {
 		return scope
 	}
-	return b.keeper.scopeOf(p)
+	return b.cfg.scopeOf(p)
 }
 
 // assignOwnWorker gives a pod its own worker, whatever the worker mode, until the sandbox is removed.
@@ -338,7 +352,7 @@ func (b *Backend) assignOwnWorker(p *sandbox.Pod, why string) error {
 // StopSandbox implements sandbox.Backend. It ends the sandbox's own worker, if it has one, because a kubelet is about
 // to remove the cgroup that contains the worker.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
-	if scope := b.scopeOf(p, nil); isOwn(scope) {
+	if scope := b.scopeOf(p, nil); workers.IsOwn(scope) {
 		return b.endWorkers(ctx, scope)
 	}
 	return nil
@@ -347,9 +361,9 @@ func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 // endWorkers ends the workers of a scope, except shared workers that are busy.
 func (b *Backend) endWorkers(ctx context.Context, scope string) error {
 	var errs []error
-	for _, w := range b.keeper.all() {
-		if w.scope == scope && (isOwn(scope) || !b.busy(w)) {
-			errs = append(errs, w.end(ctx))
+	for _, w := range b.keeper.All() {
+		if w.Scope == scope && (workers.IsOwn(scope) || !b.busy(w)) {
+			errs = append(errs, w.End(ctx))
 		}
 	}
 	return errors.Join(errs...)
@@ -375,8 +389,8 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := b.endIdle(ctx, scope); err != nil {
 		return err
 	}
-	slice, _ := b.keeper.cgroups.Pod(p.Config.GetLinux().GetCgroupParent(), slicePrefix+p.ID)
-	return b.keeper.cgroups.RemoveSlice(ctx, slicePrefix+p.ID, slice)
+	slice, _ := b.cgroups.Pod(p.Config.GetLinux().GetCgroupParent(), workers.SlicePrefix+p.ID)
+	return b.cgroups.RemoveSlice(ctx, workers.SlicePrefix+p.ID, slice)
 }
 
 // endIdle ends the workers of a scope if the scope has no pods. The node's current worker continues to run, for the
@@ -386,7 +400,7 @@ func (b *Backend) endIdle(ctx context.Context, scope string) error {
 		return nil
 	}
 	if scope == scopeNode && b.cfg.Workers == WorkerPerNode {
-		return b.keeper.endRetired(ctx)
+		return b.keeper.EndRetired(ctx)
 	}
 	return b.endWorkers(ctx, scope)
 }
@@ -405,8 +419,8 @@ func (b *Backend) hasPods(scope string) bool {
 
 // busy reports whether a worker must outlive the daemon. A worker is busy if its scope has pods, or if it runs a pod
 // that was started before the worker mode changed.
-func (b *Backend) busy(w *worker) bool {
-	if b.hasPods(w.scope) {
+func (b *Backend) busy(w *workers.Worker) bool {
+	if b.hasPods(w.Scope) {
 		return true
 	}
 	return slices.ContainsFunc(b.ledger.All(), func(h *handle) bool {

@@ -180,9 +180,9 @@ func TestFaultI7TamperedCode(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.must(r.StopContainer(r.ctx(), p, c, 0))
-			for _, w := range r.keeper.all() {
-				r.must(w.conn().Unload(r.ctx(), loaded))
-				w.forgetCode(loaded)
+			for _, w := range r.keeper.All() {
+				r.must(w.Conn().Unload(r.ctx(), loaded))
+				w.ForgetCode(loaded)
 			}
 			r.must(spoil())
 			r.must(r.StartContainer(r.ctx(), p, c))
@@ -225,7 +225,7 @@ func TestImageGone(t *testing.T) {
 	r.must(r.StartContainer(r.ctx(), p, c))
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
 	r.must(os.RemoveAll(r.config.cacheDir()))
-	r.must(r.keeper.current("node").end(r.ctx()))
+	r.must(r.keeper.Current("node").End(r.ctx()))
 	r.restartDaemon()
 	r.must(r.sweep(r.ctx(), time.Now()))
 	r.must(r.StartContainer(r.ctx(), p, c))

@@ -21,11 +21,11 @@ func (b *Backend) Channels(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 	if err != nil {
 		return nil, "", err
 	}
-	conn, err := l.worker.conn().Channels(ctx, c.ID)
+	conn, err := l.worker.Conn().Channels(ctx, c.ID)
 	if err != nil {
 		return nil, "", asNotRunning(err, c.ID)
 	}
-	return conn, l.worker.name, nil
+	return conn, l.worker.Name, nil
 }
 
 // isModule reports whether a container is a module of the MQTT front door, judging by annotations that only the front

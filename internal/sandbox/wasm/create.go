@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/internal/spans"
 )
 
@@ -89,14 +90,14 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 		return err
 	}
 	scope := b.scopeOf(p, c)
-	if isOwn(scope) {
+	if workers.IsOwn(scope) {
 		made, _, err := b.cache.Open(ctx, b.cache.Source(ctx, comp.Artifact), o.code)
 		if err != nil {
 			return err
 		}
 		return made.Close()
 	}
-	w, err := b.keeper.get(ctx, scope, nil)
+	w, err := b.keeper.Get(ctx, scope, nil)
 	if err != nil {
 		return err
 	}
@@ -109,13 +110,13 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 
 // load loads a component into a worker, unless the component is already loaded. If the worker refuses the code because
 // the code is damaged or was compiled for another engine, load compiles the component again, once.
-func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string, mode code.Mode) (loaded workerapi.Loaded, err error) {
+func (b *Backend) load(ctx context.Context, w *workers.Worker, a *artifact.Artifact, description string, mode code.Mode) (loaded workerapi.Loaded, err error) {
 	from := b.cache.Source(ctx, a)
 	ctx, end := spans.Start(ctx, "worker.load", spans.String("component", a.Wasm.Digest.String()))
 	defer func() { end(err) }()
 	loaded, err = b.loadOnce(ctx, w, from, description, mode)
 	if errdefs.IsFailedPrecondition(err) {
-		b.log.Warn("worker refused the code; compiling again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
+		b.log.Warn("worker refused the code; compiling again", "component", a.Wasm.Digest, "worker", w.Name, "err", err)
 		b.cache.Forget(from)
 		loaded, err = b.loadOnce(ctx, w, from, description, mode)
 	}
@@ -127,7 +128,7 @@ func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, des
 
 // loadOnce loads a component into a worker. Quick code that the worker has is replaced if optimised code is there or is to be
 // waited for.
-func (b *Backend) loadOnce(ctx context.Context, w *worker, from code.Source, description string, mode code.Mode) (workerapi.Loaded, error) {
+func (b *Backend) loadOnce(ctx context.Context, w *workers.Worker, from code.Source, description string, mode code.Mode) (workerapi.Loaded, error) {
 	name := code.Name(from, description)
 	get := func(mode code.Mode) func(context.Context) (workerapi.Code, error) {
 		return func(ctx context.Context) (workerapi.Code, error) {
@@ -140,12 +141,12 @@ func (b *Backend) loadOnce(ctx context.Context, w *worker, from code.Source, des
 			return made, err
 		}
 	}
-	loaded, err := w.load(ctx, name, get(mode))
+	loaded, err := w.Load(ctx, name, get(mode))
 	if err != nil || !loaded.Quick || !mode.Waits(loaded.World) && !b.cache.Has(from) {
 		return loaded, err
 	}
-	w.forgetCode(name) // so that the worker is asked again
-	return w.load(ctx, name, get(code.ModeOptimised))
+	w.ForgetCode(name) // so that the worker is asked again
+	return w.Load(ctx, name, get(code.ModeOptimised))
 }
 
 // improve gives optimised code, as far as there is some, to the workers of pods that began with quick code.
@@ -159,7 +160,7 @@ func (b *Backend) improve() {
 		}
 		loaded, err := b.load(ctx, l.worker, s.Artifact, s.Description, code.ModeOptimised)
 		if err != nil {
-			b.log.Warn("a worker goes on with code that is not optimised", "container", h.ID, "worker", l.worker.name, "err", err)
+			b.log.Warn("a worker goes on with code that is not optimised", "container", h.ID, "worker", l.worker.Name, "err", err)
 			continue
 		}
 		l.quick.Store(loaded.Quick)

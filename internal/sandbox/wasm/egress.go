@@ -80,7 +80,7 @@ func (b *Backend) openDialer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 		b.log.Warn(notice, "pod", p.ID)
 	}
 	dns := egress.DNS{Servers: d.GetServers(), Searches: d.GetSearches(), Options: d.GetOptions()}
-	return b.dialers.open(ctx, egress.Order{Pod: p.ID, Rules: rulesOf(o, c.Config), DNS: dns}, netns)
+	return b.dialers.Open(ctx, egress.Order{Pod: p.ID, Rules: rulesOf(o, c.Config), DNS: dns}, netns)
 }
 
 // openNetns opens a pod's network namespace, or the node's if the path is "".
@@ -167,7 +167,7 @@ func (b *Backend) reconnectSoon() {
 func (b *Backend) reconnectAll(ctx context.Context) {
 	for _, h := range b.ledger.All() {
 		s, l := h.Snapshot()
-		if l == nil || l.worker == nil || s.Phase != ledger.Started || s.Dialer == "" || b.dialers.alive(s.Dialer) {
+		if l == nil || l.worker == nil || s.Phase != ledger.Started || s.Dialer == "" || b.dialers.Alive(s.Dialer) {
 			continue
 		}
 		if err := b.reconnect(ctx, h, l); err != nil && ctx.Err() == nil {
@@ -189,7 +189,7 @@ func (b *Backend) reconnect(ctx context.Context, h *handle, l *life) error {
 		return err
 	}
 	defer conn.Close()
-	if err := l.worker.conn().UpdateDialer(ctx, h.ID, conn); err != nil {
+	if err := l.worker.Conn().UpdateDialer(ctx, h.ID, conn); err != nil {
 		return err
 	}
 	_, err = h.Update(l, func(s *state) { s.Dialer = name })

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
@@ -58,10 +59,22 @@ func (r *rig) killDialer() {
 	r.killIn(r.dialersLeft()[0])
 }
 
+// workerRecord is the record in the directory of a worker or a dialer.
+type workerRecord struct {
+	Process process.ID `json:"process"`
+	Cgroup  string     `json:"cgroup"`
+}
+
+func (r *rig) recordIn(dir string) (record workerRecord) {
+	r.Helper()
+	r.must(format.Read(filepath.Join(dir, "worker.json"), &record))
+	return record
+}
+
 // killIn kills the process that is recorded in a directory.
 func (r *rig) killIn(dir string) {
 	r.Helper()
-	proc, _, err := recordedProcess(dir)
+	proc, err := process.Adopt(r.recordIn(dir).Process)
 	r.must(err)
 	r.must(proc.Signal(unix.SIGKILL))
 	<-proc.Dead
@@ -128,7 +141,7 @@ func TestNoDialerForAWhile(t *testing.T) {
 	r.must(os.Rename(dir, dir+".away"))
 	r.must(os.WriteFile(dir, nil, 0o600)) // no dialer can have a directory in it
 	r.killIn(filepath.Join(dir+".away", name))
-	r.dialers.tasks.Wait()
+	r.eventually("the dialer's end is noticed", func() bool { return !r.dialers.Alive(name) })
 	r.reconnectAll(r.ctx())
 	if got := r.connects(p, c); !strings.Contains(got, "ended") {
 		t.Errorf("connect without a dialer = %s", got)
@@ -168,12 +181,11 @@ func TestDialerIsLimited(t *testing.T) {
 	r := newRig(t)
 	p := onHostNetwork(r, "caller", "*")
 	r.must(r.StartContainer(r.ctx(), p, r.create(p, importsHTTP)))
-	_, s, err := recordedProcess(r.dialersLeft()[0])
+	const share = 4 // one part in so many
+	limit, err := r.cgroups.MemoryLimit(r.recordIn(r.dialersLeft()[0]).Cgroup)
 	r.must(err)
-	limit, err := r.keeper.cgroups.MemoryLimit(s.Cgroup)
-	r.must(err)
-	if all := stats.NodeMemory(); limit == 0 || limit > all/dialerShare || limit < all/dialerShare/2 {
-		t.Errorf("limit = %d bytes of %d, want a part in %d", limit, all, dialerShare)
+	if all := stats.NodeMemory(); limit == 0 || limit > all/share || limit < all/share/2 {
+		t.Errorf("limit = %d bytes of %d, want a part in %d", limit, all, share)
 	}
 }
 

@@ -3,7 +3,6 @@ package wasm
 import (
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 )
 
 // host returns a pod of another backend.
@@ -46,8 +46,8 @@ func (r *rig) createForeign(p *sandbox.Pod, name, words string) *sandbox.Contain
 
 // hasWorker reports whether a foreign container has a worker.
 func (r *rig) hasWorker(c *sandbox.Container) bool {
-	for _, w := range r.keeper.all() {
-		if w.scope == ownScope(c.ID) {
+	for _, w := range r.keeper.All() {
+		if w.Scope == ownScope(c.ID) {
 			return true
 		}
 	}
@@ -90,8 +90,8 @@ func TestForeignContainers(t *testing.T) {
 	}
 	r.waitExit(server)
 	r.must(r.StartContainer(r.ctx(), p, server)) // again, in a new worker
-	w := r.keeper.current(ownScope(server.ID))
-	r.must(w.proc.Signal(unix.SIGKILL))
+	w := r.keeper.Current(ownScope(server.ID))
+	r.must(w.Proc.Signal(unix.SIGKILL))
 	if s := r.waitExit(server); s.ExitCode != sandbox.ExitKilled {
 		t.Errorf("exit after the worker was killed: got %+v", s)
 	}
@@ -111,9 +111,9 @@ func TestForeignContainersEndWithoutTheDaemon(t *testing.T) {
 	for _, c := range []*sandbox.Container{ends, killed, unknown} {
 		r.must(r.StartContainer(r.ctx(), p, c))
 	}
-	w := r.keeper.current(ownScope(killed.ID))
+	w := r.keeper.Current(ownScope(killed.ID))
 	r.killDaemon()
-	r.must(w.proc.Signal(unix.SIGKILL))
+	r.must(w.Proc.Signal(unix.SIGKILL))
 	time.Sleep(500 * time.Millisecond) // pacing: no daemon is there to report the end of the command
 	k := r.known[p.ID]
 	k.Containers = k.Containers[:2]
@@ -161,21 +161,16 @@ func TestForeignMemory(t *testing.T) {
 		c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 30} // of all containers
 	})
 	c := r.foreign(p, "a", "world=grpc life")
-	for limit, want := range map[int64]int64{0: 0, -1: -1, foreignMinimum: 8 << 20, 64 << 20: 48 << 20} {
+	for limit, want := range map[int64]int64{0: 0, -1: -1, workers.ForeignMinimum: 8 << 20, 64 << 20: 48 << 20} {
 		c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: limit}
 		if err := r.Validate(p, c); err != nil {
 			t.Errorf("limit %d: %v", limit, err)
 		}
-		if got := memoryLimit(p, c); got != want {
+		if got := workers.MemoryLimit(p, c); got != want {
 			t.Errorf("memory of the component with the limit %d: got %d, want %d", limit, got, want)
 		}
-		for _, w := range limitsOf(r.keeper.cgroups, p, c) {
-			if w.Controller == "memory" && limit > 0 && w.Value != strconv.FormatInt(limit, 10) {
-				t.Errorf("limit of the cgroup: got %s, want %d", w.Value, limit)
-			}
-		}
 	}
-	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: foreignMinimum - 1}
+	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: workers.ForeignMinimum - 1}
 	if err := r.Validate(p, c); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "memory_limit_in_bytes") {
 		t.Errorf("a limit below the minimum: got error %v, want invalid argument with the field", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 )
 
 var (
@@ -32,7 +33,7 @@ type handle = ledger.Handle[state, life]
 // life is one run of a container. It begins before the container is started and ends once the container's exit is
 // recorded.
 type life struct {
-	worker    *worker
+	worker    *workers.Worker
 	pod       *sandbox.Pod
 	container *sandbox.Container
 	// memory is the present memory limit in bytes; 0 or less means no limit.
@@ -43,9 +44,9 @@ type life struct {
 	ended chan struct{}
 }
 
-func newLife(w *worker, p *sandbox.Pod, c *sandbox.Container) *life {
+func newLife(w *workers.Worker, p *sandbox.Pod, c *sandbox.Container) *life {
 	l := &life{worker: w, pod: p, container: c, ended: make(chan struct{})}
-	l.memory.Store(memoryLimit(p, c))
+	l.memory.Store(workers.MemoryLimit(p, c))
 	return l
 }
 
@@ -96,7 +97,7 @@ func (b *Backend) endForeignWorker(id string) {
 }
 
 // podExited handles the event that a worker's pod has exited.
-func (b *Backend) podExited(w *worker, s workerapi.Status) {
+func (b *Backend) podExited(w *workers.Worker, s workerapi.Status) {
 	h := b.ledger.Loaded(s.ID)
 	if h == nil {
 		return
@@ -107,7 +108,7 @@ func (b *Backend) podExited(w *worker, s workerapi.Status) {
 }
 
 // podFellBack handles a worker's event that a pod runs slower than it could.
-func (b *Backend) podFellBack(w *worker, f workerapi.Fallback) {
+func (b *Backend) podFellBack(w *workers.Worker, f workerapi.Fallback) {
 	h := b.ledger.Loaded(f.ID)
 	if h == nil {
 		return
@@ -124,7 +125,7 @@ func (b *Backend) reportFallback(l *life, reason string) {
 }
 
 // workerDied records the end of all containers of a worker whose process has ended.
-func (b *Backend) workerDied(w *worker) {
+func (b *Backend) workerDied(w *workers.Worker) {
 	now, n := time.Now(), 0
 	for _, h := range b.ledger.All() {
 		if _, l := h.Snapshot(); l != nil && l.worker == w {
@@ -133,21 +134,21 @@ func (b *Backend) workerDied(w *worker) {
 		}
 	}
 	b.figures.forget(w)
-	if w.ending.Load() {
-		b.log.Info("worker exited", "worker", w.name, "pid", w.proc.Pid, "how", w.why)
+	if w.Ending.Load() {
+		b.log.Info("worker exited", "worker", w.Name, "pid", w.Proc.Pid, "how", w.Why)
 		return
 	}
-	b.log.Error("worker died", "worker", w.name, "pid", w.proc.Pid, "how", w.why, "containers", n,
-		"log", string(process.LogTail(w.logFile(), 2<<10)))
+	b.log.Error("worker died", "worker", w.Name, "pid", w.Proc.Pid, "how", w.Why, "containers", n,
+		"log", string(process.LogTail(w.LogFile(), 2<<10)))
 }
 
 // exitOf returns the exit status of a container whose worker has died.
-func (b *Backend) exitOf(w *worker, at time.Time) workerapi.Status {
+func (b *Backend) exitOf(w *workers.Worker, at time.Time) workerapi.Status {
 	end := workerapi.Status{
 		FinishedAt: at, ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError,
-		Message: fmt.Sprintf("its wasm worker %s (pid %d) died: %s", w.name, w.proc.Pid, w.why),
+		Message: fmt.Sprintf("its wasm worker %s (pid %d) died: %s", w.Name, w.Proc.Pid, w.Why),
 	}
-	if w.outOfMemory() {
+	if w.OutOfMemory() {
 		end.Reason = sandbox.ReasonOOMKilled
 	}
 	return end
@@ -172,7 +173,7 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 // order until the keeper has reconnected or the worker's death is recorded.
 func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Duration) error {
 	for deadline := time.Now().Add(grace); ; {
-		status, err := l.worker.conn().Stop(ctx, h.ID, max(0, time.Until(deadline)))
+		status, err := l.worker.Conn().Stop(ctx, h.ID, max(0, time.Until(deadline)))
 		switch {
 		case err == nil:
 			b.finish(h, l, status)
@@ -190,13 +191,10 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 			return nil
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the end of container %s: %w", h.ID, context.Cause(ctx))
-		case <-time.After(retryPause):
+		case <-time.After(workers.RetryPause):
 		}
 	}
 }
-
-// retryPause is the pause before an order to a worker is repeated after the connection to the worker has broken.
-const retryPause = 20 * time.Millisecond
 
 // RemoveContainer implements sandbox.Backend.
 func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
@@ -243,17 +241,17 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 // removeFromWorker makes a worker kill and forget the container. It does nothing if the worker has ended.
 func (b *Backend) removeFromWorker(ctx context.Context, worker, id string) error {
 	for {
-		w := b.keeper.byName(worker)
+		w := b.keeper.ByName(worker)
 		if w == nil {
 			return nil
 		}
-		err := w.conn().Remove(ctx, id)
+		err := w.Conn().Remove(ctx, id)
 		if err == nil || ctx.Err() != nil || !errdefs.IsUnavailable(err) {
 			return err
 		}
 		select {
-		case <-w.died:
-		case <-time.After(retryPause):
+		case <-w.Died:
+		case <-time.After(workers.RetryPause):
 		case <-ctx.Done():
 		}
 	}
@@ -262,8 +260,8 @@ func (b *Backend) removeFromWorker(ctx context.Context, worker, id string) error
 // endOwnWorker ends the worker of a container, unless the worker is shared.
 func (b *Backend) endOwnWorker(ctx context.Context, h *handle) error {
 	s, _ := h.Snapshot()
-	if w := b.keeper.byName(s.Worker); w != nil && isOwn(w.scope) {
-		return w.end(ctx)
+	if w := b.keeper.ByName(s.Worker); w != nil && workers.IsOwn(w.Scope) {
+		return w.End(ctx)
 	}
 	return nil
 }

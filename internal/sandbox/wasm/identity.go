@@ -138,7 +138,7 @@ func (b *Backend) renew(ctx context.Context, h *handle) error {
 	if err != nil || t == nil {
 		return err
 	}
-	if err := l.worker.conn().UpdateTLS(ctx, h.ID, *t); err != nil {
+	if err := l.worker.Conn().UpdateTLS(ctx, h.ID, *t); err != nil {
 		return err
 	}
 	_, err = h.Update(l, func(s *state) { s.RenewAt = renewAt })

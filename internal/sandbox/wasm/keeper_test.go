@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/test/workertest"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/test/accept"
 )
 
@@ -30,15 +31,15 @@ func TestFaultW5WorkerDies(t *testing.T) {
 	q := r.pod("q", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "other" })
 	d := r.create(q, "world=grpc")
 	r.must(r.StartContainer(r.ctx(), q, d))
-	first := r.keeper.current(r.keeper.scopeOf(p))
-	r.must(unix.Kill(first.proc.Pid, unix.SIGKILL))
+	first := r.keeper.Current(r.cfg.scopeOf(p))
+	r.must(unix.Kill(first.Proc.Pid, unix.SIGKILL))
 	s := r.waitExit(c)
-	if s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, first.name) || !strings.Contains(s.Message, "signal 9") {
+	if s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, first.Name) || !strings.Contains(s.Message, "signal 9") {
 		t.Errorf("exit status = %+v", s)
 	}
 	r.wantState(q, d, sandbox.StateRunning)
 	r.eventually("a new worker is running", func() bool {
-		w := r.keeper.current(first.scope)
+		w := r.keeper.Current(first.Scope)
 		return w != nil && w != first
 	})
 	r.must(r.StartContainer(r.ctx(), p, c))
@@ -51,9 +52,9 @@ func TestFaultW5WorkerDies(t *testing.T) {
 func TestFaultW5WorkerIsStuck(t *testing.T) {
 	r := newRig(t)
 	_, c := r.run("p", "world=grpc")
-	w := r.keeper.current("node")
-	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
-	w.conn().Close()
+	w := r.keeper.Current("node")
+	r.must(unix.Kill(w.Proc.Pid, unix.SIGSTOP))
+	w.Conn().Close()
 	if s := r.waitExit(c); s.ExitCode != sandbox.ExitKilled {
 		t.Errorf("exit status = %+v", s)
 	}
@@ -63,12 +64,12 @@ func TestFaultW5WorkerIsStuck(t *testing.T) {
 func TestFaultW5WorkerHangs(t *testing.T) {
 	r := newRig(t)
 	_, c := r.run("p", "world=grpc")
-	w := r.keeper.current("node")
+	w := r.keeper.Current("node")
 	r.probe(r.ctx(), time.Minute) // the worker responds
-	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
+	r.must(unix.Kill(w.Proc.Pid, unix.SIGSTOP))
 	r.eventually("the hanging worker is killed", func() bool { // repeatedly, because threads stop with a delay
 		r.probe(r.ctx(), 50*time.Millisecond)
-		return !w.proc.Alive()
+		return !w.Proc.Alive()
 	})
 	if s := r.waitExit(c); s.ExitCode != sandbox.ExitKilled || !strings.Contains(s.Message, "signal 9") {
 		t.Errorf("exit status = %+v", s)
@@ -79,15 +80,15 @@ func TestFaultW5WorkerHangs(t *testing.T) {
 func TestReconnect(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
-	w := r.keeper.current("node")
+	w := r.keeper.Current("node")
 	for range 3 {
-		before := w.conn()
+		before := w.Conn()
 		before.Close()
-		r.eventually("the connection is replaced", func() bool { return w.conn() != before })
+		r.eventually("the connection is replaced", func() bool { return w.Conn() != before })
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 	r.must(r.StartContainer(r.ctx(), p, c))
-	w.conn().Close()
+	w.Conn().Close()
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second)) // over a connection that has just broken
 	r.wantState(p, c, sandbox.StateExited)
 }
@@ -97,14 +98,14 @@ func TestReconnect(t *testing.T) {
 func TestFaultN1ReadoptUnnoted(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
-	w := r.keeper.current("node")
-	pid := w.proc.Pid
+	w := r.keeper.Current("node")
+	pid := w.Proc.Pid
 	r.killDaemon()
-	r.must(format.Write(filepath.Join(w.dir, workerFile), workerState{Cgroup: w.cgroup}))
+	r.must(format.Write(filepath.Join(w.Dir, "worker.json"), workerRecord{Cgroup: w.Cgroup}))
 	if now := r.open().Containers[c.ID]; now.State != sandbox.StateRunning || now.Pid != pid {
 		t.Errorf("recovered status = %+v, want running in process %d", now, pid)
 	}
-	if got := r.keeper.current("node").proc.Pid; got != pid {
+	if got := r.keeper.Current("node").Proc.Pid; got != pid {
 		t.Errorf("PID of the recovered worker = %d, want %d", got, pid)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
@@ -119,8 +120,8 @@ func TestFaultN1Readopt(t *testing.T) {
 	made := r.pod("made")
 	created := r.create(made, "world=grpc")
 	before := r.status(p, c)
-	pid := r.keeper.current("node").proc.Pid
-	socket := filepath.Join(r.keeper.current("node").dir, launch.ControlSocket)
+	pid := r.keeper.Current("node").Proc.Pid
+	socket := filepath.Join(r.keeper.Current("node").Dir, launch.ControlSocket)
 	r.killDaemon()
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket})
 	r.must(err)
@@ -158,12 +159,12 @@ func TestFaultN1Readopt(t *testing.T) {
 func TestFaultN2WorkerDiesUnseen(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
-	w := r.keeper.current("node")
+	w := r.keeper.Current("node")
 	r.killDaemon()
-	r.must(unix.Kill(w.proc.Pid, unix.SIGKILL))
-	<-w.proc.Dead
+	r.must(unix.Kill(w.Proc.Pid, unix.SIGKILL))
+	<-w.Proc.Dead
 	found := r.open()
-	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, w.name) {
+	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, w.Name) {
 		t.Errorf("recovered status = %+v", s)
 	}
 	r.must(r.StartContainer(r.ctx(), p, c))
@@ -174,10 +175,10 @@ func TestFaultN2WorkerDiesUnseen(t *testing.T) {
 func TestReboot(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
-	w := r.keeper.current("node")
+	w := r.keeper.Current("node")
 	r.killDaemon()
-	r.must(unix.Kill(w.proc.Pid, unix.SIGKILL))
-	<-w.proc.Dead
+	r.must(unix.Kill(w.Proc.Pid, unix.SIGKILL))
+	<-w.Proc.Dead
 	r.must(os.RemoveAll(r.config.RunDir))
 	found := r.open()
 	if found.Sandboxes[p.ID] || found.Containers[c.ID].State != sandbox.StateAbsent {
@@ -195,7 +196,7 @@ func TestOrphans(t *testing.T) {
 	delete(r.known, q.ID)
 	r.restartDaemon()
 	r.wantState(p, c, sandbox.StateRunning)
-	list, err := r.keeper.current("node").conn().List(r.ctx())
+	list, err := r.keeper.Current("node").Conn().List(r.ctx())
 	if err != nil || len(list) != 1 || list[0].ID != p.ID {
 		t.Errorf("pods of the worker = %v, %v; want only %s", list, err, p.ID)
 	}
@@ -214,7 +215,7 @@ func TestUpgrade(t *testing.T) {
 	}
 	r := newRig(t, func(c *Config) { c.Program = filepath.Join(own, ProgramName) })
 	p, c := r.run("p", "world=grpc")
-	old := r.keeper.current("node")
+	old := r.keeper.Current("node")
 	r.killDaemon()
 	r.must(workertest.Install(r.config.Program, "2"))
 	r.open()
@@ -226,14 +227,14 @@ func TestUpgrade(t *testing.T) {
 	h, err := r.ledger.Find(d.ID, d.ID)
 	r.must(err)
 	s, l := h.Snapshot()
-	if s.Worker == old.name || l.worker.conn().Hello().Engine != "fake engine 2" {
-		t.Errorf("the new pod runs in worker %s with engine %q, want a worker with fake engine 2", s.Worker, l.worker.conn().Hello().Engine)
+	if s.Worker == old.Name || l.worker.Conn().Hello().Engine != "fake engine 2" {
+		t.Errorf("the new pod runs in worker %s with engine %q, want a worker with fake engine 2", s.Worker, l.worker.Conn().Hello().Engine)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 	r.must(r.StartContainer(r.ctx(), p, c))
 	h, err = r.ledger.Find(c.ID, c.ID)
 	r.must(err)
-	if s, _ := h.Snapshot(); s.Worker == old.name {
+	if s, _ := h.Snapshot(); s.Worker == old.Name {
 		t.Errorf("after its restart, the container runs in the retired worker %s", s.Worker)
 	}
 }
@@ -270,17 +271,17 @@ func TestSetApart(t *testing.T) {
 	r := newRig(t)
 	shared, sc := r.run("shared", "world=grpc")
 	apart, ac := r.run("apart", "world=grpc apart=odd")
-	workerOf := func(c *sandbox.Container) *worker {
+	workerOf := func(c *sandbox.Container) *workers.Worker {
 		h, err := r.ledger.Find(c.ID, c.ID)
 		r.must(err)
 		_, l := h.Snapshot()
 		return l.worker
 	}
-	if w := workerOf(sc); w.scope != scopeNode {
-		t.Errorf("worker of the sharing pod = %s, want the node's", w.name)
+	if w := workerOf(sc); w.Scope != scopeNode {
+		t.Errorf("worker of the sharing pod = %s, want the node's", w.Name)
 	}
-	if w := workerOf(ac); w.scope != ownScope(apart.ID) || w.cgroup == "" {
-		t.Errorf("worker of the other pod = %s with cgroup %q, want its own worker and cgroup", w.name, w.cgroup)
+	if w := workerOf(ac); w.Scope != ownScope(apart.ID) || w.Cgroup == "" {
+		t.Errorf("worker of the other pod = %s with cgroup %q, want its own worker and cgroup", w.Name, w.Cgroup)
 	}
 	if info, err := r.Inspect(r.ctx(), apart, ac); err != nil || info["apart"] != "odd" {
 		t.Errorf("Inspect = %v, %v; want apart=odd", info, err)
@@ -294,14 +295,14 @@ func TestSetApart(t *testing.T) {
 		}
 	}
 	r.restartDaemon()
-	r.must(unix.Kill(workerOf(ac).proc.Pid, unix.SIGKILL))
+	r.must(unix.Kill(workerOf(ac).Proc.Pid, unix.SIGKILL))
 	if s := r.waitExit(ac); s.ExitCode != sandbox.ExitKilled {
 		t.Errorf("exit status = %+v", s)
 	}
 	r.wantState(shared, sc, sandbox.StateRunning)
 	r.must(r.StartContainer(r.ctx(), apart, ac))
-	if w := workerOf(ac); w.scope != ownScope(apart.ID) {
-		t.Errorf("worker after a restart = %s, want the pod's own", w.name)
+	if w := workerOf(ac); w.Scope != ownScope(apart.ID) {
+		t.Errorf("worker after a restart = %s, want the pod's own", w.Name)
 	}
 	r.must(r.RemoveContainer(r.ctx(), apart, ac))
 	if pids := workertest.WorkerPids(r.config.Program); len(pids) != 1 {
@@ -321,7 +322,7 @@ func TestModeChanges(t *testing.T) {
 	r.must(r.StartContainer(r.ctx(), p, c))
 	h, err := r.ledger.Find(c.ID, c.ID)
 	r.must(err)
-	if s, l := h.Snapshot(); l.worker.scope != scopeNode || !r.busy(l.worker) {
+	if s, l := h.Snapshot(); l.worker.Scope != scopeNode || !r.busy(l.worker) {
 		t.Errorf("the container runs in %s, busy %v; want the node's worker, busy", s.Worker, r.busy(l.worker))
 	}
 	r.must(r.Close()) // must not end the container's new worker
@@ -344,20 +345,20 @@ func TestOwnWorkerIsLimited(t *testing.T) {
 	r.must(err)
 	_, l := h.Snapshot()
 	read := func(controller, file string) string {
-		raw, err := os.ReadFile(filepath.Join(r.keeper.cgroups.Roots[r.keeper.cgroups.Hierarchy(controller)], l.worker.cgroup, file))
+		raw, err := os.ReadFile(filepath.Join(r.cgroups.Roots[r.cgroups.Hierarchy(controller)], l.worker.Cgroup, file))
 		r.must(err)
 		return strings.TrimSpace(string(raw))
 	}
 	for _, controller := range []string{"memory", "cpu", "cpuset", "pids"} {
-		if got := read(controller, "cgroup.procs"); got != fmt.Sprint(l.worker.proc.Pid) {
-			t.Errorf("processes in the %s cgroup = %q, want %d", controller, got, l.worker.proc.Pid)
+		if got := read(controller, "cgroup.procs"); got != fmt.Sprint(l.worker.Proc.Pid) {
+			t.Errorf("processes in the %s cgroup = %q, want %d", controller, got, l.worker.Proc.Pid)
 		}
 	}
 	limits := map[[2]string]string{
-		{"memory", "memory.limit_in_bytes"}: fmt.Sprint(16<<20 + workerOverhead), {"cpu", "cpu.shares"}: "512", {"cpuset", "cpuset.cpus"}: "0",
+		{"memory", "memory.limit_in_bytes"}: fmt.Sprint(16<<20 + 64<<20), {"cpu", "cpu.shares"}: "512", {"cpuset", "cpuset.cpus"}: "0",
 	}
-	if r.keeper.cgroups.V2 {
-		limits = map[[2]string]string{{"memory", "memory.max"}: fmt.Sprint(16<<20 + workerOverhead), {"cpuset", "cpuset.cpus"}: "0"}
+	if r.cgroups.V2 {
+		limits = map[[2]string]string{{"memory", "memory.max"}: fmt.Sprint(16<<20 + 64<<20), {"cpuset", "cpuset.cpus"}: "0"}
 	}
 	for file, want := range limits {
 		if got := read(file[0], file[1]); got != want {
@@ -371,7 +372,7 @@ func TestOwnWorkerIsLimited(t *testing.T) {
 	r.must(r.UpdateContainer(r.ctx(), p, c))
 	r.restartDaemon()
 	r.wantState(p, c, sandbox.StateRunning)
-	dirs := r.keeper.cgroups.Dirs(l.worker.cgroup)
+	dirs := r.cgroups.Dirs(l.worker.Cgroup)
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
 	r.must(r.StopSandbox(r.ctx(), p)) // a kubelet then removes the pod's cgroup
 	for _, dir := range dirs {

@@ -11,6 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 )
 
 // Recover implements sandbox.Backend. The workers report which containers are running. The files record which
@@ -19,10 +20,10 @@ import (
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
 	found := sandbox.NewFound()
-	if err := b.keeper.recover(ctx); err != nil {
+	if err := b.keeper.Recover(ctx); err != nil {
 		b.log.Error("recover workers failed", "err", err)
 	}
-	if err := b.dialers.recover(); err != nil {
+	if err := b.dialers.Recover(); err != nil {
 		b.log.Error("recover dialers failed", "err", err)
 	}
 	in, err := b.inventory(ctx)
@@ -44,7 +45,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 			found.Add(c.ID, status)
 		}
 	}
-	b.keeper.followAll()
+	b.keeper.FollowAll()
 	b.reconnectSoon()
 	if err := b.removeOrphans(ctx, keep, in); err != nil {
 		// Orphans do not affect the known pods, so Recover does not fail.
@@ -55,14 +56,14 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 }
 
 // inventory holds the status of the workers' pods by worker and container ID.
-type inventory map[*worker]map[string]workerapi.Status
+type inventory map[*workers.Worker]map[string]workerapi.Status
 
 func (b *Backend) inventory(ctx context.Context) (inventory, error) {
 	in := inventory{}
-	for _, w := range b.keeper.all() {
-		list, err := w.conn().List(ctx)
+	for _, w := range b.keeper.All() {
+		list, err := w.Conn().List(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("list the pods of worker %s: %w", w.name, err)
+			return nil, fmt.Errorf("list the pods of worker %s: %w", w.Name, err)
 		}
 		in[w] = map[string]workerapi.Status{}
 		for _, s := range list {
@@ -103,8 +104,8 @@ func (b *Backend) recoverContainer(p *sandbox.Pod, c *sandbox.Container, in inve
 // recoverStarted determines the state of a container that is recorded as started.
 func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, in inventory) error {
 	s, _ := h.Snapshot()
-	w := b.keeper.byName(s.Worker)
-	if w == nil || w.proc.ID != s.Process {
+	w := b.keeper.ByName(s.Worker)
+	if w == nil || w.Proc.ID != s.Process {
 		l := newLife(nil, p, c)
 		h.Adopt(l)
 		b.record(h, l, workerapi.Status{
@@ -131,8 +132,8 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 
 // resync records the exits of a worker's containers once there is a new connection, because events can be lost when a
 // connection breaks.
-func (b *Backend) resync(ctx context.Context, w *worker) error {
-	list, err := w.conn().List(ctx)
+func (b *Backend) resync(ctx context.Context, w *workers.Worker) error {
+	list, err := w.Conn().List(ctx)
 	if err != nil {
 		return err
 	}
@@ -145,13 +146,13 @@ func (b *Backend) resync(ctx context.Context, w *worker) error {
 }
 
 // startedIn reports whether a container is recorded as started in the worker.
-func (b *Backend) startedIn(w *worker, id string) bool {
+func (b *Backend) startedIn(w *workers.Worker, id string) bool {
 	h, err := b.ledger.Find(id, id)
 	if h == nil || err != nil {
 		return false
 	}
 	s, _ := h.Snapshot()
-	return s.Worker == w.name
+	return s.Worker == w.Name
 }
 
 // removeOrphans removes the containers and directories that belong to no known pod, and ends unused workers.
@@ -160,8 +161,8 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in in
 	for w, pods := range in {
 		for id := range pods {
 			if !keep[id] || !b.startedIn(w, id) {
-				b.log.Info("removing orphaned container", "container", id, "worker", w.name)
-				errs = append(errs, w.conn().Remove(ctx, id))
+				b.log.Info("removing orphaned container", "container", id, "worker", w.Name)
+				errs = append(errs, w.Conn().Remove(ctx, id))
 			}
 		}
 	}
@@ -178,10 +179,10 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in in
 		}
 	}
 	for w := range in {
-		if !b.busy(w) && (w.retired || b.cfg.Workers != WorkerPerNode || w.scope != scopeNode) {
-			errs = append(errs, w.end(ctx))
+		if !b.busy(w) && (w.Retired || b.cfg.Workers != WorkerPerNode || w.Scope != scopeNode) {
+			errs = append(errs, w.End(ctx))
 		}
 	}
-	errs = append(errs, b.keeper.cgroups.RemoveSlices(ctx, slicePrefix, keep))
+	errs = append(errs, b.cgroups.RemoveSlices(ctx, workers.SlicePrefix, keep))
 	return errors.Join(errs...)
 }

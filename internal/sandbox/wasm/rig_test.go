@@ -28,6 +28,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/test/workertest"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -295,15 +296,8 @@ func (r *rig) restartDaemon() sandbox.Found {
 // killDaemon ends the backend as if its process were killed.
 func (r *rig) killDaemon() {
 	r.stop()
-	r.keeper.mu.Lock()
-	r.keeper.closed = true
-	r.keeper.mu.Unlock()
-	for _, w := range r.keeper.all() {
-		close(w.detached)
-	}
-	r.keeper.tasks.Wait()
-	r.dialers.stop()
-	r.dialers.tasks.Wait()
+	r.must(r.keeper.Close(r.ctx(), func(*workers.Worker) bool { return true }))
+	r.dialers.Close(func(string) bool { return true })
 	r.sweeping.Wait()
 	r.precompiler.Wait()
 	r.watcher.close()

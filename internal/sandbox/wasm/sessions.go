@@ -4,14 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"path/filepath"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
-	"github.com/tripod-run/tripod/internal/unixsocket"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 )
 
 // Sessions serves attach sessions in a carrier. It implements sandbox.SessionServer.
@@ -37,7 +34,7 @@ func (b *Backend) PlanSession(_ context.Context, p *sandbox.Pod, c *sandbox.Cont
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(sessionPlan{ID: c.ID, WorkerDir: l.worker.dir, Stdin: c.Config.GetStdin(), Foreign: sandbox.IsForeign(p, c)})
+	return json.Marshal(sessionPlan{ID: c.ID, WorkerDir: l.worker.Dir, Stdin: c.Config.GetStdin(), Foreign: sandbox.IsForeign(p, c)})
 }
 
 // Exec implements sandbox.SessionServer. It returns errdefs.ErrNotImplemented.
@@ -69,13 +66,7 @@ func (Sessions) Attach(ctx context.Context, plan []byte, req sandbox.AttachReque
 	if err := json.Unmarshal(plan, &p); err != nil {
 		return err
 	}
-	dialing, cancel := context.WithTimeout(ctx, helloTime)
-	defer cancel()
-	conn, err := unixsocket.Dial(dialing, filepath.Join(p.WorkerDir, launch.ControlSocket))
-	if err != nil {
-		return fmt.Errorf("attach: the worker does not answer: %w: %w", err, errdefs.ErrUnavailable)
-	}
-	worker, err := workerapi.NewSessionClient(dialing, conn)
+	worker, err := workers.Session(ctx, p.WorkerDir)
 	if err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/internal/spans"
 	"github.com/tripod-run/tripod/internal/stream"
 )
@@ -88,7 +89,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	l.quick.Store(loaded.Quick)
 	err = h.Begin(l, func(s *state) {
 		s.Start()
-		s.Services, s.RenewAt, s.Worker, s.Process, s.Dialer = servicesOf(loaded), renewAt, w.name, w.proc.ID, dialer
+		s.Services, s.RenewAt, s.Worker, s.Process, s.Dialer = servicesOf(loaded), renewAt, w.Name, w.Proc.ID, dialer
 	})
 	if err != nil {
 		return fmt.Errorf("container %s: %w", h.ID, err)
@@ -98,17 +99,17 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		if err := fpIntent.Hit(ctx); err != nil {
 			return err
 		}
-		ctx, end := spans.Start(ctx, "worker.start", spans.String("worker", w.name))
+		ctx, end := spans.Start(ctx, "worker.start", spans.String("worker", w.Name))
 		defer func() { end(err) }()
-		status, err = w.conn().Start(ctx, spec)
+		status, err = w.Conn().Start(ctx, spec)
 		if !errdefs.IsNotFound(err) {
 			return err
 		}
-		w.forgetCode(spec.Digest) // the worker has unloaded the code
+		w.ForgetCode(spec.Digest) // the worker has unloaded the code
 		if _, err := b.load(ctx, w, s.Artifact, s.Description, o.code); err != nil {
 			return err
 		}
-		status, err = w.conn().Start(ctx, spec)
+		status, err = w.Conn().Start(ctx, spec)
 		return err
 	})
 	if err != nil {
@@ -123,25 +124,25 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if why := loaded.OwnWorkerReason; why != "" {
 		b.reportFallback(l, "it takes the component path, in a worker of its own: "+why)
 	}
-	if dialer != "" && !b.dialers.alive(dialer) {
+	if dialer != "" && !b.dialers.Alive(dialer) {
 		b.reconnectSoon() // the dialer has ended before the worker had the pod
 	}
 	return nil
 }
 
 // workerFor returns the worker for a container, and starts the worker if needed.
-func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*worker, error) {
+func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*workers.Worker, error) {
 	scope := b.scopeOf(p, c)
-	if !isOwn(scope) {
-		return b.keeper.get(ctx, scope, nil)
+	if !workers.IsOwn(scope) {
+		return b.keeper.Get(ctx, scope, nil)
 	}
-	own := b.keeper.own(p, c)
-	return b.keeper.get(ctx, scope, &own)
+	own := b.keeper.Own(p, c)
+	return b.keeper.Get(ctx, scope, &own)
 }
 
 // forgetPrevious removes the container from the worker of its previous run, unless that worker is the given one.
-func (b *Backend) forgetPrevious(ctx context.Context, h *handle, s state, w *worker) error {
-	if s.Worker == "" || s.Worker == w.name {
+func (b *Backend) forgetPrevious(ctx context.Context, h *handle, s state, w *workers.Worker) error {
+	if s.Worker == "" || s.Worker == w.Name {
 		return nil // a worker can restart a container that it has run before
 	}
 	return b.removeFromWorker(ctx, s.Worker, h.ID)
@@ -252,7 +253,7 @@ func lastWins(env []string) []string {
 }
 
 func resourcesOf(p *sandbox.Pod, c *sandbox.Container) workerapi.Resources {
-	r := workerapi.Resources{MemoryBytes: max(memoryLimit(p, c), 0)}
+	r := workerapi.Resources{MemoryBytes: max(workers.MemoryLimit(p, c), 0)}
 	if res := sandbox.Resources(p, c); res.GetCpuQuota() > 0 {
 		r.CPUQuota, r.CPUPeriod = res.GetCpuQuota(), res.GetCpuPeriod()
 	}

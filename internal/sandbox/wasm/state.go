@@ -45,12 +45,6 @@ type podState struct {
 	OwnWorkerReason string `json:"apart,omitempty"`
 }
 
-// workerState is the record needed to end a worker that does not respond: worker.json in the worker's directory.
-type workerState struct {
-	Process process.ID `json:"process"`
-	Cgroup  string     `json:"cgroup,omitempty"`
-}
-
 // Status implements ledger.State.
 func (s state) Status() sandbox.Status { return s.StatusOf(s.Process.Pid) }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/collector"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -22,7 +23,7 @@ const freshFor = 500 * time.Millisecond
 // figures caches each worker's latest statistics. A worker that does not reply delays only requests for its own pods.
 type figures struct {
 	mu sync.Mutex
-	of map[*worker]*answer
+	of map[*workers.Worker]*answer
 }
 
 // answer holds a worker's latest statistics. Sending to the channel turn locks the answer, and receiving from turn
@@ -33,11 +34,11 @@ type answer struct {
 	pods map[string]workerapi.Stats
 }
 
-func (f *figures) answerOf(w *worker) *answer {
+func (f *figures) answerOf(w *workers.Worker) *answer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.of == nil {
-		f.of = map[*worker]*answer{}
+		f.of = map[*workers.Worker]*answer{}
 	}
 	if f.of[w] == nil {
 		f.of[w] = &answer{turn: make(chan struct{}, 1)}
@@ -46,7 +47,7 @@ func (f *figures) answerOf(w *worker) *answer {
 }
 
 // forget removes a worker that has ended.
-func (f *figures) forget(w *worker) {
+func (f *figures) forget(w *workers.Worker) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.of, w)
@@ -68,18 +69,18 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.
 
 // ask returns a worker's statistics by pod. They are at most freshFor old, and have the given pod if the worker knows it.
 // An empty ID stands for any pod.
-func (f *figures) ask(ctx context.Context, w *worker, id string) (map[string]workerapi.Stats, error) {
+func (f *figures) ask(ctx context.Context, w *workers.Worker, id string) (map[string]workerapi.Stats, error) {
 	a := f.answerOf(w)
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
 	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for the statistics of worker %s: %w", w.name, context.Cause(ctx))
+		return nil, fmt.Errorf("wait for the statistics of worker %s: %w", w.Name, context.Cause(ctx))
 	}
 	if _, there := a.pods[id]; (there || id == "") && time.Since(a.at) <= freshFor {
 		return a.pods, nil
 	}
-	list, err := w.conn().Stats(ctx)
+	list, err := w.Conn().Stats(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -121,8 +122,8 @@ func (b *Backend) ContainerSamples(ctx context.Context, _ *sandbox.Pod, c *sandb
 		return result, nil, err
 	}
 	var samples stats.Samples
-	if w := l.worker; isOwn(w.scope) && w.cgroup != "" {
-		if _, all, err := stats.ReadAll(w.cgroup, w.proc.Pid); err == nil {
+	if w := l.worker; workers.IsOwn(w.Scope) && w.Cgroup != "" {
+		if _, all, err := stats.ReadAll(w.Cgroup, w.Proc.Pid); err == nil {
 			samples = all
 		}
 	}
@@ -177,14 +178,14 @@ func (b *Backend) foreignFigures(l *life) *stats.Figures {
 	if !sandbox.IsForeign(l.pod, l.container) {
 		return nil
 	}
-	return b.ownFigures(l.worker)
+	return l.worker.Figures()
 }
 
 // PodStats implements sandbox.StatsProvider. It measures the pod's own worker if there is one, otherwise the container.
 func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
 	if _, l, err := b.ledger.GetRun(p.ID, p.ID); err == nil {
-		if f := b.ownFigures(l.worker); f != nil {
+		if f := l.worker.Figures(); f != nil {
 			result.Cpu, result.Memory, result.Process = b.sampler.CPUUsage("pod "+p.ID, *f), f.MemoryUsage(), f.ProcessUsage()
 			return result, nil
 		}
@@ -252,7 +253,7 @@ func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]
 		return nil
 	}
 	v["quickCode"] = l.quick.Load()
-	v["workerEngine"], v["workerProgram"] = l.worker.conn().Hello().Engine, l.worker.conn().Hello().Program
+	v["workerEngine"], v["workerProgram"] = l.worker.Conn().Hello().Engine, l.worker.Conn().Hello().Program
 	figures, err := b.figuresOf(ctx, l, id)
 	if err == nil {
 		v["figures"] = figures
@@ -266,21 +267,21 @@ func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]
 // metrics returns the counters of all running containers. It omits workers that do not reply.
 func (b *Backend) metrics(ctx context.Context) []collector.Workload {
 	var all []collector.Workload
-	for _, w := range b.keeper.all() {
-		counters, err := w.conn().Metrics(ctx)
+	for _, w := range b.keeper.All() {
+		counters, err := w.Conn().Metrics(ctx)
 		if err == nil {
 			all = append(all, b.withFigures(ctx, w, counters)...)
 		} else {
-			b.log.Debug("get worker metrics failed", "worker", w.name, "err", err)
+			b.log.Debug("get worker metrics failed", "worker", w.Name, "err", err)
 		}
 	}
 	return all
 }
 
-func (b *Backend) withFigures(ctx context.Context, w *worker, counters []workerapi.Metrics) []collector.Workload {
+func (b *Backend) withFigures(ctx context.Context, w *workers.Worker, counters []workerapi.Metrics) []collector.Workload {
 	stats, err := b.figures.ask(ctx, w, "")
 	if err != nil {
-		b.log.Debug("get worker statistics failed", "worker", w.name, "err", err)
+		b.log.Debug("get worker statistics failed", "worker", w.Name, "err", err)
 	}
 	all := make([]collector.Workload, 0, len(counters))
 	for _, m := range counters {

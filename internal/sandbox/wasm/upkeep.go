@@ -51,9 +51,9 @@ func (b *Backend) maintain(ctx context.Context) {
 		}
 	}
 	b.probe(ctx, probeTime)
-	for _, w := range b.keeper.all() {
-		if err := process.TrimLog(w.logFile(), maxWorkerLog, maxWorkerLog/4); err != nil && !errors.Is(err, os.ErrNotExist) {
-			b.log.Warn("trim worker log failed", "worker", w.name, "err", err)
+	for _, w := range b.keeper.All() {
+		if err := process.TrimLog(w.LogFile(), maxWorkerLog, maxWorkerLog/4); err != nil && !errors.Is(err, os.ErrNotExist) {
+			b.log.Warn("trim worker log failed", "worker", w.Name, "err", err)
 		}
 	}
 }
@@ -62,16 +62,16 @@ func (b *Backend) maintain(ctx context.Context) {
 // stopped.
 func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 	var probes sync.WaitGroup
-	for _, w := range b.keeper.all() {
+	for _, w := range b.keeper.All() {
 		probes.Go(func() {
 			asking, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
-			_, err := w.conn().Stats(asking, "none")
-			if err == nil || asking.Err() == nil || ctx.Err() != nil || !w.proc.Alive() {
+			_, err := w.Conn().Stats(asking, "none")
+			if err == nil || asking.Err() == nil || ctx.Err() != nil || !w.Proc.Alive() {
 				return // worker.watch handles broken connections
 			}
-			b.log.Error("worker does not respond; killing it", "worker", w.name, "pid", w.proc.Pid, "limit", limit)
-			_ = w.proc.Signal(unix.SIGKILL)
+			b.log.Error("worker does not respond; killing it", "worker", w.Name, "pid", w.Proc.Pid, "limit", limit)
+			_ = w.Proc.Signal(unix.SIGKILL)
 		})
 	}
 	probes.Wait()
@@ -101,8 +101,8 @@ func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 			inUse[s.Artifact.ImageID] = true
 		}
 	}
-	for _, w := range b.keeper.all() {
-		w.unloadIdle(ctx, loaded, maxIdleCode)
+	for _, w := range b.keeper.All() {
+		w.UnloadIdle(ctx, loaded, maxIdleCode)
 	}
 	if err := b.catalog.Release(ctx, inUse, since); err != nil {
 		return err

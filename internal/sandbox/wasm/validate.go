@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
@@ -159,9 +160,9 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources, for
 	switch {
 	case res.GetMemoryLimitInBytes() < -1:
 		return fields.Invalid(field+"memory_limit_in_bytes", "%d is negative", res.GetMemoryLimitInBytes())
-	case foreign && res.GetMemoryLimitInBytes() > 0 && res.GetMemoryLimitInBytes() < foreignMinimum:
+	case foreign && res.GetMemoryLimitInBytes() > 0 && res.GetMemoryLimitInBytes() < workers.ForeignMinimum:
 		return fields.Invalid(field+"memory_limit_in_bytes", "%d is less than %d, of which a component's process needs %d beside other containers",
-			res.GetMemoryLimitInBytes(), foreignMinimum, workerReserve)
+			res.GetMemoryLimitInBytes(), workers.ForeignMinimum, workers.WorkerReserve)
 	case foreign && (res.GetOomScoreAdj() < -1000 || res.GetOomScoreAdj() > 1000): // proc_pid_oom_score_adj(5)
 		return fields.Invalid(field+"oom_score_adj", "%d is not between -1000 and 1000", res.GetOomScoreAdj())
 	case exclusiveCPUs(res) && b.cfg.Workers != WorkerPerPod && !foreign:

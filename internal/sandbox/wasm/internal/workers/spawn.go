@@ -1,4 +1,4 @@
-package wasm
+package workers
 
 import (
 	"bytes"
@@ -31,7 +31,7 @@ var (
 const startTime = time.Minute
 
 // spawn starts the process of w and connects to it. If spawn fails, it removes what it has created.
-func (k *keeper) spawn(ctx context.Context, w *worker, own *place) error {
+func (k *Keeper) spawn(ctx context.Context, w *Worker, own *place) error {
 	err := guard.Call(k.log, "wasm worker", func() error { return k.launch(ctx, w, own) })
 	if err != nil {
 		err = errors.Join(err, k.undoSpawn(w))
@@ -40,8 +40,8 @@ func (k *keeper) spawn(ctx context.Context, w *worker, own *place) error {
 }
 
 // launch is spawn without the roll-back.
-func (k *keeper) launch(ctx context.Context, w *worker, own *place) (err error) {
-	if err := os.MkdirAll(w.dir, 0o700); err != nil {
+func (k *Keeper) launch(ctx context.Context, w *Worker, own *place) (err error) {
+	if err := os.MkdirAll(w.Dir, 0o700); err != nil {
 		return fmt.Errorf("wasm worker: %w", err)
 	}
 	if own == nil {
@@ -51,8 +51,8 @@ func (k *keeper) launch(ctx context.Context, w *worker, own *place) (err error) 
 		}
 		own = &shared
 	}
-	in := own.forWorker(w.name)
-	w.cgroup = in.dir
+	in := own.forWorker(w.Name)
+	w.Cgroup = in.dir
 	if err := w.writeState(); err != nil { // before the cgroup exists, so that recovery finds the cgroup
 		return err
 	}
@@ -65,32 +65,32 @@ func (k *keeper) launch(ctx context.Context, w *worker, own *place) (err error) 
 		return err
 	}
 	w.child = cmd
-	if w.proc, err = process.Open(cmd.Process.Pid); err != nil {
+	if w.Proc, err = process.Open(cmd.Process.Pid); err != nil {
 		return err
 	}
 	if err := w.writeState(); err != nil {
 		return err
 	}
-	if err := errors.Join(launch.Limit(w.proc.Pid), in.setOOMScore(w.proc.Pid), fpSpawned.Hit(ctx)); err != nil {
+	if err := errors.Join(launch.Limit(w.Proc.Pid), in.setOOMScore(w.Proc.Pid), fpSpawned.Hit(ctx)); err != nil {
 		return err
 	}
 	if err := launch.AwaitReady(ctx, ready); err != nil {
-		return fmt.Errorf("%w: %s", err, launch.LastWords(w.dir))
+		return fmt.Errorf("%w: %s", err, launch.LastWords(w.Dir))
 	}
 	if err := w.connect(ctx); err != nil {
 		return err
 	}
-	w.log.Info("worker started", "pid", w.proc.Pid, "engine", w.conn().Hello().Engine)
+	w.log.Info("worker started", "pid", w.Proc.Pid, "engine", w.Conn().Hello().Engine)
 	return fpReady.Hit(ctx)
 }
 
 // prepare creates the worker's sockets, its log and the command that inherits them.
-func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *exec.Cmd, err error) {
+func (k *Keeper) prepare(ctx context.Context, w *Worker) (ready *os.File, cmd *exec.Cmd, err error) {
 	config := workerapi.WorkerConfig{
-		Name: w.name, UID: k.cfg.UID, GID: k.cfg.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory, Connections: k.cfg.Connections,
+		Name: w.Name, UID: k.cfg.Program.UID, GID: k.cfg.Program.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory, Connections: k.cfg.Connections,
 		LogLevel: k.cfg.LogLevel, LogSizeMax: k.cfg.LogSizeMax, Spans: k.cfg.Spans != nil, Isolated: true,
 	}
-	return k.cfg.program().Lasting(ctx, w.dir, []string{launch.ControlSocket, launch.DataSocket}, "worker", config)
+	return k.cfg.Program.Lasting(ctx, w.Dir, []string{launch.ControlSocket, launch.DataSocket}, "worker", config)
 }
 
 // run starts a command of launch.Program.Lasting, and closes the files that it inherits.
@@ -104,15 +104,15 @@ func (p place) run(cmd *exec.Cmd) error {
 }
 
 // undoSpawn removes the process, the cgroup and the files of a failed start.
-func (k *keeper) undoSpawn(w *worker) error {
+func (k *Keeper) undoSpawn(w *Worker) error {
 	if w.child != nil {
 		_ = w.child.Process.Kill()
 		_ = w.child.Wait()
 	}
-	if c := w.conn(); c != nil {
+	if c := w.Conn(); c != nil {
 		c.Close()
 	}
-	return errors.Join(k.removeCgroup(w.cgroup), os.RemoveAll(w.dir))
+	return errors.Join(k.removeCgroup(w.Cgroup), os.RemoveAll(w.Dir))
 }
 
 // setOOMScore sets a worker's oom_score_adj. A value that the daemon may not set without CAP_SYS_RESOURCE is left out.
@@ -129,8 +129,8 @@ func (p place) setOOMScore(pid int) error {
 
 // processFromHello returns the process whose ID is in the worker's Hello, and records the process. It returns an error
 // if the process's command line is not the worker's.
-func (k *keeper) processFromHello(w *worker) (*process.Process, error) {
-	pid := w.conn().Hello().Pid
+func (k *Keeper) processFromHello(w *Worker) (*process.Process, error) {
+	pid := w.Conn().Hello().Pid
 	p, err := process.Open(pid)
 	if err != nil {
 		return nil, err
@@ -138,19 +138,19 @@ func (k *keeper) processFromHello(w *worker) (*process.Process, error) {
 	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	words := bytes.Split(cmdline, []byte{0})
 	var config workerapi.WorkerConfig
-	if err != nil || len(words) < 3 || string(words[1]) != "worker" || json.Unmarshal(words[2], &config) != nil || config.Name != w.name {
+	if err != nil || len(words) < 3 || string(words[1]) != "worker" || json.Unmarshal(words[2], &config) != nil || config.Name != w.Name {
 		p.Close()
-		return nil, fmt.Errorf("process %d is not worker %s: %w", pid, w.name, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("process %d is not worker %s: %w", pid, w.Name, errdefs.ErrFailedPrecondition)
 	}
-	w.proc = p
+	w.Proc = p
 	return p, w.writeState()
 }
 
 // writeState records the process and the cgroup, so that the next daemon can end the worker and remove its cgroup.
-func (w *worker) writeState() error {
-	s := workerState{Cgroup: w.cgroup}
-	if w.proc != nil {
-		s.Process = w.proc.ID
+func (w *Worker) writeState() error {
+	s := workerState{Cgroup: w.Cgroup}
+	if w.Proc != nil {
+		s.Process = w.Proc.ID
 	}
-	return format.Write(filepath.Join(w.dir, workerFile), s)
+	return format.Write(filepath.Join(w.Dir, workerFile), s)
 }

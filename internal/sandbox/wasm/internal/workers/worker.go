@@ -1,4 +1,4 @@
-package wasm
+package workers
 
 import (
 	"context"
@@ -23,6 +23,9 @@ import (
 	"github.com/tripod-run/tripod/internal/unixsocket"
 )
 
+// RetryPause is the pause before an order to a worker is repeated after the connection to the worker has broken.
+const RetryPause = 20 * time.Millisecond
+
 const (
 	// redialTime is how long the daemon tries to reconnect to a worker before it kills the worker.
 	redialTime = 15 * time.Second
@@ -33,23 +36,29 @@ const (
 // workerFile is the record in a worker's directory, beside the files of package launch.
 const workerFile = "worker.json"
 
-// worker is one tripod-wasm process, started by this daemon or a previous one.
-type worker struct {
-	name, scope, dir string
-	cgroup           string
-	proc             *process.Process
+// workerState is the record needed to end a worker that does not respond: worker.json in the worker's directory.
+type workerState struct {
+	Process process.ID `json:"process"`
+	Cgroup  string     `json:"cgroup,omitempty"`
+}
+
+// Worker is one tripod-wasm process, started by this daemon or a previous one.
+type Worker struct {
+	Name, Scope, Dir string
+	Cgroup           string
+	Proc             *process.Process
 	// child is set if this daemon has started the process and so must reap it.
 	child *exec.Cmd
 	log   *slog.Logger
-	// retired says that another version of the program is installed now. A retired worker keeps its pods but gets no
+	// Retired says that another version of the program is installed now. A retired worker keeps its pods but gets no
 	// new ones.
-	retired bool
-	// died is closed once the process has ended and its containers are recorded as exited. From then on, the field why
+	Retired bool
+	// Died is closed once the process has ended and its containers are recorded as exited. From then on, the field why
 	// says how the process ended.
-	died chan struct{}
-	why  string
-	// ending is set when the daemon sends SIGTERM.
-	ending atomic.Bool
+	Died chan struct{}
+	Why  string
+	// Ending is set when the daemon sends SIGTERM.
+	Ending atomic.Bool
 	// detached is closed when the daemon stops but the worker continues.
 	detached chan struct{}
 
@@ -67,25 +76,25 @@ type loading struct {
 	used   time.Time // last use for a container
 }
 
-func newWorker(name, scope, dir string, log *slog.Logger) *worker {
-	return &worker{
-		name: name, scope: scope, dir: dir, log: log.With("worker", name),
-		died: make(chan struct{}), detached: make(chan struct{}), loading: map[string]*loading{},
+func newWorker(name, scope, dir string, log *slog.Logger) *Worker {
+	return &Worker{
+		Name: name, Scope: scope, Dir: dir, log: log.With("worker", name),
+		Died: make(chan struct{}), detached: make(chan struct{}), loading: map[string]*loading{},
 	}
 }
 
-// dial connects to one of the worker's sockets.
-func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
-	conn, err := unixsocket.Dial(ctx, filepath.Join(w.dir, socket))
+// Dial connects to one of the worker's sockets.
+func (w *Worker) Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
+	conn, err := unixsocket.Dial(ctx, filepath.Join(w.Dir, socket))
 	if err != nil {
-		return nil, fmt.Errorf("wasm worker %s: %w: %w", w.name, err, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("wasm worker %s: %w: %w", w.Name, err, errdefs.ErrUnavailable)
 	}
 	return conn, nil
 }
 
 // connect opens the connection for orders and events.
-func (w *worker) connect(ctx context.Context) error {
-	conn, err := w.dial(ctx, launch.ControlSocket)
+func (w *Worker) connect(ctx context.Context) error {
+	conn, err := w.Dial(ctx, launch.ControlSocket)
 	if err != nil {
 		return err
 	}
@@ -99,39 +108,39 @@ func (w *worker) connect(ctx context.Context) error {
 	return nil
 }
 
-// conn returns the current connection. If the connection has ended, calls on it fail with errdefs.ErrUnavailable.
-func (w *worker) conn() *workerapi.Client {
+// Conn returns the current connection. If the connection has ended, calls on it fail with errdefs.ErrUnavailable.
+func (w *Worker) Conn() *workerapi.Client {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.client
 }
 
-func (w *worker) alive() bool {
+func (w *Worker) alive() bool {
 	select {
-	case <-w.died:
+	case <-w.Died:
 		return false
 	default:
-		return w.proc.Alive()
+		return w.Proc.Alive()
 	}
 }
 
 // watch handles the worker's events until the process ends or the daemon stops, and reconnects when a connection
 // breaks.
-func (w *worker) watch(happened func(workerapi.Event), reconnected func(context.Context, *worker) error) {
+func (w *Worker) watch(happened func(workerapi.Event), reconnected func(context.Context, *Worker) error) {
 	for {
-		w.serve(w.conn(), happened)
-		if !w.proc.Alive() || w.isDetached() {
+		w.serve(w.Conn(), happened)
+		if !w.Proc.Alive() || w.isDetached() {
 			return
 		}
-		if w.ending.Load() {
-			<-w.proc.Dead
+		if w.Ending.Load() {
+			<-w.Proc.Dead
 			return
 		}
 		if err := w.reconnect(reconnected); err != nil {
-			if w.proc.Alive() {
-				w.log.Error("worker does not respond; killing it", "pid", w.proc.Pid, "err", err)
-				_ = w.proc.Signal(unix.SIGKILL)
-				<-w.proc.Dead
+			if w.Proc.Alive() {
+				w.log.Error("worker does not respond; killing it", "pid", w.Proc.Pid, "err", err)
+				_ = w.Proc.Signal(unix.SIGKILL)
+				<-w.Proc.Dead
 			}
 			return
 		}
@@ -139,7 +148,7 @@ func (w *worker) watch(happened func(workerapi.Event), reconnected func(context.
 }
 
 // serve passes on the events of one connection until the connection or the process ends, or the daemon stops.
-func (w *worker) serve(client *workerapi.Client, happened func(workerapi.Event)) {
+func (w *Worker) serve(client *workerapi.Client, happened func(workerapi.Event)) {
 	defer client.Close()
 	for {
 		select {
@@ -148,7 +157,7 @@ func (w *worker) serve(client *workerapi.Client, happened func(workerapi.Event))
 				return
 			}
 			happened(e)
-		case <-w.proc.Dead:
+		case <-w.Proc.Dead:
 			return
 		case <-w.detached:
 			return
@@ -156,7 +165,7 @@ func (w *worker) serve(client *workerapi.Client, happened func(workerapi.Event))
 	}
 }
 
-func (w *worker) isDetached() bool {
+func (w *Worker) isDetached() bool {
 	select {
 	case <-w.detached:
 		return true
@@ -166,12 +175,12 @@ func (w *worker) isDetached() bool {
 }
 
 // reconnect opens a new connection to a running worker and updates the state of its pods. It retries for redialTime.
-func (w *worker) reconnect(reconnected func(context.Context, *worker) error) error {
+func (w *Worker) reconnect(reconnected func(context.Context, *Worker) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), redialTime)
 	defer cancel()
 	for {
-		if w.proc.WaitFor(retryPause) { // usually the process has ended
-			return fmt.Errorf("wasm worker %s has ended: %w", w.name, errdefs.ErrUnavailable)
+		if w.Proc.WaitFor(RetryPause) { // usually the process has ended
+			return fmt.Errorf("wasm worker %s has ended: %w", w.Name, errdefs.ErrUnavailable)
 		}
 		err := w.connect(ctx)
 		if err == nil {
@@ -179,7 +188,7 @@ func (w *worker) reconnect(reconnected func(context.Context, *worker) error) err
 				w.log.Warn("reconnected to worker")
 				return nil
 			}
-			w.conn().Close()
+			w.Conn().Close()
 		}
 		if ctx.Err() != nil || w.isDetached() {
 			return err
@@ -188,8 +197,8 @@ func (w *worker) reconnect(reconnected func(context.Context, *worker) error) err
 }
 
 // reap waits until the process has ended and returns a description of its end.
-func (w *worker) reap() string {
-	<-w.proc.Dead
+func (w *Worker) reap() string {
+	<-w.Proc.Dead
 	if w.child == nil {
 		return "its exit status is unknown" // only a parent gets the exit status
 	}
@@ -201,29 +210,29 @@ func (w *worker) reap() string {
 	return "it ended with " + state.String()
 }
 
-// end ends the worker with SIGTERM or, after endTime, with SIGKILL, and waits until the worker's end is recorded.
-func (w *worker) end(ctx context.Context) error {
-	w.ending.Store(true)
-	if err := w.proc.Signal(unix.SIGTERM); err != nil {
+// End ends the worker with SIGTERM or, after endTime, with SIGKILL, and waits until the worker's end is recorded.
+func (w *Worker) End(ctx context.Context) error {
+	w.Ending.Store(true)
+	if err := w.Proc.Signal(unix.SIGTERM); err != nil {
 		return err
 	}
-	if !w.proc.WaitFor(endTime) {
-		_ = w.proc.Signal(unix.SIGKILL)
+	if !w.Proc.WaitFor(endTime) {
+		_ = w.Proc.Signal(unix.SIGKILL)
 	}
 	select {
-	case <-w.died:
+	case <-w.Died:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the end of worker %s: %w", w.name, context.Cause(ctx))
+		return fmt.Errorf("wait for the end of worker %s: %w", w.Name, context.Cause(ctx))
 	}
 }
 
 // endTime is how long a worker can take to end before it is killed.
 const endTime = 5 * time.Second
 
-// load loads the code of a component into the worker, unless the code is already loaded. It calls the given function to
-// get the code.
-func (w *worker) load(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
+// Load loads the code of a component into the worker, unless the code is already loaded. It calls the given function to
+// Get the code.
+func (w *Worker) Load(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
 	for {
 		w.mu.Lock()
 		l, mine := w.loading[digest], false
@@ -255,25 +264,25 @@ func (w *worker) load(ctx context.Context, digest string, code func(context.Cont
 	}
 }
 
-func (w *worker) loadNow(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
+func (w *Worker) loadNow(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
 	what, err := code(ctx)
 	if err != nil {
 		return workerapi.Loaded{}, err
 	}
 	defer what.Image.Close()
-	return w.conn().Load(ctx, what)
+	return w.Conn().Load(ctx, what)
 }
 
-// forgetCode removes code from w.loading after the worker has reported that the code is not loaded.
-func (w *worker) forgetCode(digest string) {
+// ForgetCode removes code from w.loading after the worker has reported that the code is not loaded.
+func (w *Worker) ForgetCode(digest string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.loading, digest)
 }
 
-// unloadIdle unloads components that no container needs, the least recently used first, until at most the given number
+// UnloadIdle unloads components that no container needs, the least recently used first, until at most the given number
 // of them are left.
-func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep int) {
+func (w *Worker) UnloadIdle(ctx context.Context, needed map[string]bool, keep int) {
 	for {
 		w.mu.Lock()
 		oldest, idle := "", 0
@@ -297,7 +306,7 @@ func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep in
 		if idle <= keep {
 			return
 		}
-		if err := w.conn().Unload(ctx, oldest); err != nil {
+		if err := w.Conn().Unload(ctx, oldest); err != nil {
 			w.log.Debug("unload code failed", "digest", oldest, "err", err)
 			return
 		}
@@ -315,13 +324,25 @@ func recordedProcess(dir string) (*process.Process, workerState, error) {
 	return p, s, err
 }
 
-func (w *worker) logFile() string { return filepath.Join(w.dir, launch.LogFile) }
+func (w *Worker) LogFile() string { return filepath.Join(w.Dir, launch.LogFile) }
 
-// outOfMemory reports whether the OOM killer has killed a process in the worker's cgroup.
-func (w *worker) outOfMemory() bool {
-	if w.cgroup == "" {
+// OutOfMemory reports whether the OOM killer has killed a process in the worker's cgroup.
+func (w *Worker) OutOfMemory() bool {
+	if w.Cgroup == "" {
 		return false
 	}
-	kills, err := stats.OOMKills(w.cgroup)
+	kills, err := stats.OOMKills(w.Cgroup)
 	return err == nil && kills > 0
+}
+
+// Session opens another connection to the worker in a directory, for one session with a pod. It returns errdefs.ErrUnavailable
+// if the worker does not answer.
+func Session(ctx context.Context, dir string) (*workerapi.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, helloTime)
+	defer cancel()
+	conn, err := unixsocket.Dial(ctx, filepath.Join(dir, launch.ControlSocket))
+	if err != nil {
+		return nil, fmt.Errorf("the worker does not answer: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	return workerapi.NewSessionClient(ctx, conn)
 }

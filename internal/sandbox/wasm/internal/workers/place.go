@@ -1,4 +1,4 @@
-package wasm
+package workers
 
 import (
 	"cmp"
@@ -16,12 +16,12 @@ import (
 // workerOverhead is the memory, in bytes, that a pod's own worker needs besides the guest's memory.
 const workerOverhead = 64 << 20
 
-// workerReserve is the part of a foreign container's memory limit, in bytes, that is kept for its worker, and
-// foreignMinimum is the smallest such limit. The worker gets nothing beyond the limit, because the limit of the pod is the
+// WorkerReserve is the part of a foreign container's memory limit, in bytes, that is kept for its worker, and
+// ForeignMinimum is the smallest such limit. The worker gets nothing beyond the limit, because the limit of the pod is the
 // sum of its containers' limits. An idle worker uses 8 MiB (TestComponentsInLinuxPods).
 const (
-	workerReserve  = 16 << 20
-	foreignMinimum = workerReserve + 8<<20
+	WorkerReserve  = 16 << 20
+	ForeignMinimum = WorkerReserve + 8<<20
 )
 
 // place is the parent of the cgroup that a worker starts in, and after forWorker the cgroup itself.
@@ -29,18 +29,18 @@ type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
-	// own means that the parent is not ours, so that the cgroup must be a unit with the systemd driver.
+	// Own means that the parent is not ours, so that the cgroup must be a unit with the systemd driver.
 	own bool
 	// oomScore is the oom_score_adj of the worker; nil means the daemon's.
 	oomScore *int64
 }
 
-// slicePrefix precedes the pod's ID in the names of the slices that pods without a parent get with the systemd driver.
-const slicePrefix = "wasm-"
+// SlicePrefix precedes the pod's ID in the names of the slices that pods without a parent get with the systemd driver.
+const SlicePrefix = "wasm-"
 
 // cgroupName returns the name of a cgroup of this backend. Without the prefix, other backends could take it for the
-// cgroup of an unknown pod and remove it.
-func cgroupName(name string) string { return cgroup.Mark + slicePrefix + name }
+// Cgroup of an unknown pod and remove it.
+func cgroupName(name string) string { return cgroup.Mark + SlicePrefix + name }
 
 // forWorker returns the place of a worker's own cgroup below p. The cgroup is named after the worker, not the pod,
 // because the cgroup of the pod's previous worker can still exist when the next worker starts.
@@ -54,24 +54,24 @@ func (p place) forWorker(worker string) place {
 }
 
 // shared returns the place of shared workers, which enforce the limits of their pods themselves.
-func (k *keeper) shared(ctx context.Context) (place, error) {
-	helpers, err := k.cgroups.Helpers(ctx)
-	return place{tree: k.cgroups, dir: helpers}, err
+func (k *Keeper) shared(ctx context.Context) (place, error) {
+	helpers, err := k.cfg.Cgroups.Helpers(ctx)
+	return place{tree: k.cfg.Cgroups, dir: helpers}, err
 }
 
-// own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, or below
+// Own returns the place of a pod's own worker. It is a cgroup below the parent that the kubelet names, or below
 // the pod's cgroup if the container is foreign, with those of the container's limits that the kernel can enforce on a process.
 // With the systemd driver it is a service in the pod's slice.
-func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
+func (k *Keeper) Own(p *sandbox.Pod, c *sandbox.Container) place {
 	parent := p.Config.GetLinux().GetCgroupParent()
-	in := place{tree: k.cgroups, limits: limitsOf(k.cgroups, p, c), own: true}
+	in := place{tree: k.cfg.Cgroups, limits: limitsOf(k.cfg.Cgroups, p, c), own: true}
 	switch {
 	case sandbox.IsForeign(p, c):
-		in.dir, _ = k.cgroups.Pod(parent, p.ID)
-	case k.cgroups.Driver == cgroup.DriverSystemd:
-		in.dir, _ = k.cgroups.Pod(parent, slicePrefix+p.ID)
+		in.dir, _ = k.cfg.Cgroups.Pod(parent, p.ID)
+	case k.cfg.Cgroups.Driver == cgroup.DriverSystemd:
+		in.dir, _ = k.cfg.Cgroups.Pod(parent, SlicePrefix+p.ID)
 	default:
-		in.dir = cmp.Or(parent, k.cgroups.Parent)
+		in.dir = cmp.Or(parent, k.cfg.Cgroups.Parent)
 	}
 	if sandbox.IsForeign(p, c) {
 		in.oomScore = new(c.Config.GetLinux().GetResources().GetOomScoreAdj())
@@ -93,11 +93,11 @@ func overheadOf(p *sandbox.Pod, c *sandbox.Container) int64 {
 	return workerOverhead
 }
 
-// memoryLimit returns the limit on a container's linear memory in bytes; 0 or less means no limit.
-func memoryLimit(p *sandbox.Pod, c *sandbox.Container) int64 {
+// MemoryLimit returns the limit on a container's linear memory in bytes; 0 or less means no limit.
+func MemoryLimit(p *sandbox.Pod, c *sandbox.Container) int64 {
 	limit := sandbox.Resources(p, c).GetMemoryLimitInBytes()
 	if limit > 0 && sandbox.IsForeign(p, c) {
-		return limit - workerReserve
+		return limit - WorkerReserve
 	}
 	return limit
 }
@@ -114,34 +114,34 @@ func (p place) start(cmd *exec.Cmd) error {
 }
 
 // removeCgroup removes the cgroup of a worker that has ended, if the worker had one.
-func (k *keeper) removeCgroup(dir string) error {
+func (k *Keeper) removeCgroup(dir string) error {
 	if dir == "" {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endTime)
 	defer cancel()
-	return k.cgroups.Remove(ctx, dir)
+	return k.cfg.Cgroups.Remove(ctx, dir)
 }
 
-// updateOwn changes the limits of a running container's own worker.
-func (b *Backend) updateOwn(w *worker, p *sandbox.Pod, c *sandbox.Container) error {
-	if !isOwn(w.scope) || w.cgroup == "" {
+// Limit changes the limits of a running container's own worker. It does nothing if the worker is shared.
+func (k *Keeper) Limit(w *Worker, p *sandbox.Pod, c *sandbox.Container) error {
+	if !IsOwn(w.Scope) || w.Cgroup == "" {
 		return nil
 	}
 	if limit := sandbox.Resources(p, c).GetMemoryLimitInBytes(); limit > 0 {
-		if err := stats.CheckShrink(w.cgroup, limit+overheadOf(p, c)); err != nil {
+		if err := stats.CheckShrink(w.Cgroup, limit+overheadOf(p, c)); err != nil {
 			return err
 		}
 	}
-	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, p, c))
+	return k.cfg.Cgroups.Apply(w.Cgroup, limitsOf(k.cfg.Cgroups, p, c))
 }
 
-// ownFigures returns the statistics of a pod's own worker, or nil if the worker is shared or has no cgroup.
-func (b *Backend) ownFigures(w *worker) *stats.Figures {
-	if !isOwn(w.scope) || w.cgroup == "" {
+// Figures returns the statistics of a pod's own worker, or nil if the worker is shared or has no cgroup.
+func (w *Worker) Figures() *stats.Figures {
+	if !IsOwn(w.Scope) || w.Cgroup == "" {
 		return nil
 	}
-	f, err := stats.Read(w.cgroup)
+	f, err := stats.Read(w.Cgroup)
 	if err != nil {
 		return nil
 	}

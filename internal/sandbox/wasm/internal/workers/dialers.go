@@ -1,4 +1,4 @@
-package wasm
+package workers
 
 import (
 	"context"
@@ -32,15 +32,15 @@ var fpDialer = failpoint.New("wasm.dialer.spawned")
 // dialerIdle is how long a dialer without pods runs.
 const dialerIdle = 5 * time.Second
 
-// dialers starts and finds the node's dialers. Usually there is one. After tripod-wasm was replaced, the dialer of the
+// Dialers starts and finds the node's dialers. Usually there is one. After tripod-wasm was replaced, the dialer of the
 // previous version keeps its pods, and a new one gets the new pods. A dialer that has no pods ends by itself.
 //
 //	<RunDir>/dialers/<name>/    control.sock  log  worker.json
-type dialers struct {
-	cfg    setup
-	keeper *keeper
-	// died is called when a dialer has ended.
-	died func()
+type Dialers struct {
+	cfg    Config
+	keeper *Keeper
+	// Died is called when a dialer has ended.
+	Died func()
 	ctx  context.Context // ends with close
 	stop context.CancelFunc
 
@@ -57,15 +57,15 @@ type dialerProcess struct {
 	retired           bool      // another version of the program is installed now
 }
 
-func newDialers(k *keeper) *dialers {
-	d := &dialers{cfg: k.cfg, keeper: k, running: map[string]*dialerProcess{}}
+func NewDialers(k *Keeper) *Dialers {
+	d := &Dialers{cfg: k.cfg, keeper: k, running: map[string]*dialerProcess{}}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
 }
 
-// open passes an order to the current dialer, which open starts if there is none. It returns the worker's end of the pod's
+// Open passes an order to the current dialer, which open starts if there is none. It returns the worker's end of the pod's
 // connection, and the dialer's name.
-func (d *dialers) open(ctx context.Context, o egress.Order, netns *os.File) (conn *os.File, name string, err error) {
+func (d *Dialers) Open(ctx context.Context, o egress.Order, netns *os.File) (conn *os.File, name string, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, "", fmt.Errorf("socket pair for the dialer: %w", err)
@@ -89,7 +89,7 @@ func (d *dialers) open(ctx context.Context, o egress.Order, netns *os.File) (con
 	return nil, "", fmt.Errorf("way out of the pod: %w", err)
 }
 
-func (d *dialers) order(ctx context.Context, p *dialerProcess, o egress.Order, netns, conn *os.File) error {
+func (d *Dialers) order(ctx context.Context, p *dialerProcess, o egress.Order, netns, conn *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
 	control, err := unixsocket.Dial(ctx, filepath.Join(p.dir, launch.ControlSocket))
@@ -99,8 +99,8 @@ func (d *dialers) order(ctx context.Context, p *dialerProcess, o egress.Order, n
 	return o.Send(ctx, control, netns, conn)
 }
 
-// current returns the dialer for new pods. If there is none, current starts one.
-func (d *dialers) current(ctx context.Context) (*dialerProcess, error) {
+// Current returns the dialer for new pods. If there is none, current starts one.
+func (d *Dialers) current(ctx context.Context) (*dialerProcess, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range d.running {
@@ -112,7 +112,7 @@ func (d *dialers) current(ctx context.Context) (*dialerProcess, error) {
 		return nil, fmt.Errorf("the backend is closed: %w", errdefs.ErrUnavailable)
 	}
 	name := "dialer-" + strconv.FormatInt(time.Now().UnixNano(), 36) // never used twice
-	p := &dialerProcess{name: name, dir: filepath.Join(d.cfg.dialersDir(), name)}
+	p := &dialerProcess{name: name, dir: filepath.Join(d.cfg.DialersDir, name)}
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	if err := d.spawn(ctx, p); err != nil {
@@ -128,7 +128,7 @@ func (d *dialers) current(ctx context.Context) (*dialerProcess, error) {
 }
 
 // spawn starts a dialer.
-func (d *dialers) spawn(ctx context.Context, p *dialerProcess) error {
+func (d *Dialers) spawn(ctx context.Context, p *dialerProcess) error {
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return err
 	}
@@ -142,13 +142,13 @@ func (d *dialers) spawn(ctx context.Context, p *dialerProcess) error {
 		return err
 	}
 	config := workerapi.DialerConfig{Name: p.name, LogLevel: d.cfg.LogLevel, Isolated: true, Idle: dialerIdle}
-	ready, cmd, err := d.cfg.program().Lasting(ctx, p.dir, []string{launch.ControlSocket}, "dialer", config)
+	ready, cmd, err := d.cfg.Program.Lasting(ctx, p.dir, []string{launch.ControlSocket}, "dialer", config)
 	if err != nil {
 		return err
 	}
 	defer ready.Close()
-	if d.cfg.UID != 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(d.cfg.UID), Gid: uint32(d.cfg.GID)}
+	if d.cfg.Program.UID != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(d.cfg.Program.UID), Gid: uint32(d.cfg.Program.GID)}
 		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN}
 	}
 	if err := in.run(cmd); err != nil {
@@ -178,7 +178,7 @@ const dialerShare = 4
 
 // limitMemory bounds the memory of a dialer that has its own cgroup. A kernel without the memory controller cannot do
 // that, but pods can call out there, too.
-func (d *dialers) limitMemory(in place) {
+func (d *Dialers) limitMemory(in place) {
 	limit := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(stats.NodeMemory() / dialerShare)}
 	if err := in.tree.Apply(in.dir, in.tree.Limits(limit, nil)); err != nil {
 		d.cfg.Logger.Warn("the dialer runs without a memory limit", "err", err)
@@ -194,9 +194,9 @@ func (p *dialerProcess) record() error {
 	return format.Write(filepath.Join(p.dir, workerFile), s)
 }
 
-// recover finds the dialers of previous daemons, and removes what ended ones have left.
-func (d *dialers) recover() error {
-	entries, err := os.ReadDir(d.cfg.dialersDir())
+// Recover finds the dialers of previous daemons, and removes what ended ones have left.
+func (d *Dialers) Recover() error {
+	entries, err := os.ReadDir(d.cfg.DialersDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -204,21 +204,21 @@ func (d *dialers) recover() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, e := range entries {
-		p := &dialerProcess{name: e.Name(), dir: filepath.Join(d.cfg.dialersDir(), e.Name())}
+		p := &dialerProcess{name: e.Name(), dir: filepath.Join(d.cfg.DialersDir, e.Name())}
 		proc, s, err := recordedProcess(p.dir)
 		p.proc, p.cgroup = proc, s.Cgroup
 		if err != nil {
 			errs = append(errs, d.cleanUp(p))
 			continue
 		}
-		p.retired = !d.cfg.program().Runs(proc.Pid)
+		p.retired = !d.cfg.Program.Runs(proc.Pid)
 		d.followLocked(p)
 	}
 	return errors.Join(errs...)
 }
 
 // followLocked adds a dialer and waits for its end in the background. The caller holds d.mu.
-func (d *dialers) followLocked(p *dialerProcess) {
+func (d *Dialers) followLocked(p *dialerProcess) {
 	d.running[p.name] = p
 	d.tasks.Go(guard.Func(d.cfg.Logger, "wasm dialer", func() {
 		select {
@@ -237,31 +237,31 @@ func (d *dialers) followLocked(p *dialerProcess) {
 			d.cfg.Logger.Error("clean up dialer failed", "dialer", p.name, "err", err)
 		}
 		if d.ctx.Err() == nil {
-			d.died()
+			d.Died()
 		}
 	}))
 }
 
-func (d *dialers) forget(p *dialerProcess) {
+func (d *Dialers) forget(p *dialerProcess) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.running, p.name)
 }
 
-// alive reports whether a dialer is running.
-func (d *dialers) alive(name string) bool {
+// Alive reports whether a dialer is running.
+func (d *Dialers) Alive(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := d.running[name]
 	return p != nil && p.proc.Alive()
 }
 
-func (d *dialers) cleanUp(p *dialerProcess) error {
+func (d *Dialers) cleanUp(p *dialerProcess) error {
 	return errors.Join(d.keeper.removeCgroup(p.cgroup), os.RemoveAll(p.dir))
 }
 
-// close ends the dialers that are not busy, and leaves the others to the next daemon.
-func (d *dialers) close(busy func(name string) bool) {
+// Close ends the dialers that are not busy, and leaves the others to the next daemon.
+func (d *Dialers) Close(busy func(name string) bool) {
 	d.mu.Lock()
 	var idle []*dialerProcess
 	for _, p := range d.running {
