@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tripod-run/tripod/internal/config"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/standalone"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/codelayer"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/standalone"
 )
 
 // compiledPush is the part of `tripod push` that adds compiled code to an image.

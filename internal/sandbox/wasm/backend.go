@@ -24,6 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/certificates"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
@@ -74,13 +75,16 @@ type Config struct {
 	// QuickCode lets pods with a large component begin with quick code, unless they demand optimised code.
 	QuickCode bool
 	// CompiledLayers say which compiled code in images is used.
-	CompiledLayers []code.Rule
+	CompiledLayers []CompiledLayers
 	// LogLevel is the workers' slog level.
 	LogLevel string
 
 	// quickAbove is code.Config.QuickAbove, or 0 for its usual value.
 	quickAbove int64
 }
+
+// CompiledLayers is a rule of the policy for compiled code in images.
+type CompiledLayers = code.Rule
 
 // Holdings limit the resources that the guests of one pod hold in their worker.
 type Holdings = workerapi.Holdings
@@ -144,8 +148,8 @@ type Backend struct {
 	keeper      *workers.Keeper
 	dialers     *workers.Dialers
 	catalog     *code.Catalog
-	tls         *authority
-	watcher     *certWatcher
+	tls         *certificates.Authority
+	watcher     *certificates.Watcher
 	sampler     *stats.Sampler
 	figures     figures
 	// sweeping counts the background tasks, which end when stop cancels background.
@@ -220,20 +224,20 @@ func Open(_ context.Context, c Config, s Services) (_ *Backend, err error) {
 			return nil, fmt.Errorf("wasm backend: %w", err)
 		}
 	}
-	watcher, err := newCertWatcher(cfg.Logger)
+	watcher, err := certificates.NewWatcher(cfg.Logger)
 	if err != nil {
 		return nil, fmt.Errorf("wasm backend: %w", err)
 	}
 	tree, err := cgroup.Open(cfg.CgroupDriver, cfg.CgroupParent)
 	if err != nil {
-		watcher.close()
+		watcher.Close()
 		return nil, fmt.Errorf("wasm backend: %w", err)
 	}
 	keeper := workers.NewKeeper(cfg.workers(tree))
 	background, stop := context.WithCancel(context.Background())
 	b := &Backend{
 		cfg: cfg, log: cfg.Logger, cgroups: tree, cache: code.New(background, cfg.code()), keeper: keeper, dialers: workers.NewDialers(keeper), catalog: code.NewCatalog(cfg.Images),
-		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
+		tls: certificates.NewAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
 		background: background, stop: stop, recovered: make(chan struct{}), dialerLost: make(chan struct{}, 1),
 	}
@@ -241,7 +245,7 @@ func Open(_ context.Context, c Config, s Services) (_ *Backend, err error) {
 	b.precompiler = code.NewPrecompiler(b.cache, b.catalog, func(c sandbox.Compilation) { b.ledger.Report(sandbox.Event{Compilation: &c}) })
 	b.keeper.Exited, b.keeper.FellBack, b.keeper.Died, b.keeper.Reconnected = b.podExited, b.podFellBack, b.workerDied, b.resync
 	b.keeper.HasPods = b.hasPods
-	b.watcher.changed, b.dialers.Died = b.certificateChanged, b.reconnectSoon
+	b.watcher.Changed, b.dialers.Died = b.certificateChanged, b.reconnectSoon
 	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.upkeep(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm dialers", func() { b.followDialers(b.background) }))
 	b.sweeping.Go(guard.Loop(b.log, "wasm compilations", func() { b.followImages(b.background) }))
@@ -257,7 +261,7 @@ func (b *Backend) Close() error {
 	b.sweeping.Wait()
 	b.precompiler.Wait()
 	b.cache.Wait()
-	b.watcher.close()
+	b.watcher.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 	defer cancel()
 	err := b.keeper.Close(ctx, b.busy)

@@ -91,7 +91,7 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	}
 	scope := b.scopeOf(p, c)
 	if workers.IsOwn(scope) {
-		made, _, err := b.cache.Open(ctx, b.cache.Source(ctx, comp.Artifact), o.code)
+		made, _, err := b.cache.Open(ctx, b.cache.Source(ctx, comp.Artifact), o.Code)
 		if err != nil {
 			return err
 		}
@@ -101,7 +101,7 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	if err != nil {
 		return err
 	}
-	loaded, err := b.load(ctx, w, comp.Artifact, comp.Description, o.code)
+	loaded, err := b.load(ctx, w, comp.Artifact, comp.Description, o.Code)
 	if err == nil && loaded.OwnWorkerReason != "" {
 		err = b.assignOwnWorker(p, loaded.OwnWorkerReason)
 	}

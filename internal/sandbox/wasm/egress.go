@@ -18,6 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -28,15 +29,15 @@ var nodeRoots = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/cer
 // rulesOf returns the egress rules of a container. Pods may call out unless an annotation says otherwise, because that is
 // what Kubernetes promises, and NetworkPolicies apply. Modules of the edge front door may not unless an annotation
 // allows it.
-func rulesOf(o options, c *runtimeapi.ContainerConfig) string {
+func rulesOf(o annotations.Options, c *runtimeapi.ContainerConfig) string {
 	if isModule(c) {
-		return cmp.Or(o.egress, egress.None)
+		return cmp.Or(o.Egress, egress.None)
 	}
-	return cmp.Or(o.egress, egress.Any)
+	return cmp.Or(o.Egress, egress.Any)
 }
 
-// waysOut are the interfaces that can open connections or send queries.
-var waysOut = []string{"tripod:grpc/client", "wasi:http/outgoing-handler", "wasi:sockets/tcp-create-socket", "wasi:sockets/udp-create-socket", "wasi:sockets/ip-name-lookup"}
+// egressInterfaces are the interfaces that can open connections or send queries.
+var egressInterfaces = []string{"tripod:grpc/client", "wasi:http/outgoing-handler", "wasi:sockets/tcp-create-socket", "wasi:sockets/udp-create-socket", "wasi:sockets/ip-name-lookup"}
 
 // imports reports whether a component imports one of the given interfaces, whose names have no versions.
 func imports(loaded workerapi.Loaded, ifaces ...string) bool {
@@ -46,11 +47,11 @@ func imports(loaded workerapi.Loaded, ifaces ...string) bool {
 	})
 }
 
-// openEgress gives a pod its way out, and returns the name of its dialer. The name is "" if the component does not import
+// openEgress opens a pod's egress, and returns the name of its dialer. The name is "" if the component does not import
 // one, or if its rules allow nothing.
 func (b *Backend) openEgress(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, loaded workerapi.Loaded, spec *workerapi.PodSpec) (dialer string, err error) {
 	o, err := b.optionsOf(p, c)
-	if err != nil || !imports(loaded, waysOut...) && spec.KeyValue == "" {
+	if err != nil || !imports(loaded, egressInterfaces...) && spec.KeyValue == "" {
 		return "", err
 	}
 	rules, err := egress.ParseRules(rulesOf(o, c.Config))
@@ -59,14 +60,14 @@ func (b *Backend) openEgress(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	}
 	spec.Egress = &workerapi.Egress{}
 	if spec.Egress.Roots.File, err = openRoots(o, c.Config.GetMounts()); err != nil {
-		return "", fmt.Errorf("annotation %s%s: %w: %w", b.cfg.LabelPrefix, keyEgressCA, err, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("annotation %s%s: %w: %w", b.cfg.LabelPrefix, annotations.KeyEgressCA, err, errdefs.ErrInvalidArgument)
 	}
 	spec.Egress.Dialer.File, dialer, err = b.openDialer(ctx, p, c, o)
 	return dialer, err
 }
 
 // openDialer connects a pod to the node's dialer.
-func (b *Backend) openDialer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options) (*os.File, string, error) {
+func (b *Backend) openDialer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options) (*os.File, string, error) {
 	netns, err := openNetns(p.Netns)
 	if err != nil {
 		return nil, "", err
@@ -109,8 +110,8 @@ func mountOf(mounts []*runtimeapi.Mount, file string) (found *runtimeapi.Mount) 
 
 // openRoots opens the file with the authorities that guests trust: the one that the pod names, or the node's. It returns
 // nil if the node has none; then guests trust no server.
-func openRoots(o options, mounts []*runtimeapi.Mount) (*os.File, error) {
-	if o.egressCA == "" {
+func openRoots(o annotations.Options, mounts []*runtimeapi.Mount) (*os.File, error) {
+	if o.EgressCA == "" {
 		for _, name := range nodeRoots {
 			file, err := os.Open(name)
 			if err == nil || !errors.Is(err, fs.ErrNotExist) {
@@ -119,17 +120,17 @@ func openRoots(o options, mounts []*runtimeapi.Mount) (*os.File, error) {
 		}
 		return nil, nil
 	}
-	m := mountOf(mounts, o.egressCA)
+	m := mountOf(mounts, o.EgressCA)
 	if m == nil {
-		return nil, fmt.Errorf("the container has no mount with the file %q", o.egressCA)
+		return nil, fmt.Errorf("the container has no mount with the file %q", o.EgressCA)
 	}
-	name := strings.TrimPrefix(o.egressCA, strings.TrimSuffix(path.Clean(m.GetContainerPath()), "/")+"/")
+	name := strings.TrimPrefix(o.EgressCA, strings.TrimSuffix(path.Clean(m.GetContainerPath()), "/")+"/")
 	text, err := readBelow(m.GetHostPath(), name, maxPEM)
 	if err != nil {
 		return nil, err
 	}
 	if !x509.NewCertPool().AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("%s has no certificate", o.egressCA)
+		return nil, fmt.Errorf("%s has no certificate", o.EgressCA)
 	}
 	return openBelow(m.GetHostPath(), name, maxPEM)
 }

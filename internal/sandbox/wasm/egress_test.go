@@ -13,6 +13,8 @@ import (
 
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/certificates"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stats"
@@ -26,8 +28,8 @@ func TestCallsOut(t *testing.T) {
 		"wasi:http/outgoing-handler@0.2.3": true, "wasi:sockets/tcp-create-socket@0.2.0": true, "wasi:sockets/udp-create-socket@0.2.12": true,
 		"wasi:sockets/ip-name-lookup@0.2.1": true, "wasi:sockets/tcp@0.2.0": false, "wasi:sockets/instance-network@0.2.0": false, "wasi:http/types@0.2.3": false,
 	} {
-		if got := imports(workerapi.Loaded{Imports: []string{"wasi:io/poll@0.2.0", name}}, waysOut...); got != want {
-			t.Errorf("imports(%s, waysOut) = %v, want %v", name, got, want)
+		if got := imports(workerapi.Loaded{Imports: []string{"wasi:io/poll@0.2.0", name}}, egressInterfaces...); got != want {
+			t.Errorf("imports(%s, egressInterfaces) = %v, want %v", name, got, want)
 		}
 	}
 }
@@ -233,7 +235,7 @@ func TestEgressAnnotations(t *testing.T) {
 func TestEgressCA(t *testing.T) {
 	dir := t.TempDir()
 	mounts := []*runtimeapi.Mount{{ContainerPath: "/a", HostPath: "/nonexistent"}, {ContainerPath: "/a/b/", HostPath: dir}}
-	o := options{egressCA: "/a/b/ca.pem"}
+	o := annotations.Options{EgressCA: "/a/b/ca.pem"}
 	if _, err := openRoots(o, mounts); err == nil {
 		t.Error("openRoots opened a missing file")
 	}
@@ -243,11 +245,11 @@ func TestEgressCA(t *testing.T) {
 	if _, err := openRoots(o, mounts); err == nil || !strings.Contains(err.Error(), "no certificate") {
 		t.Errorf("openRoots(junk) = %v", err)
 	}
-	a := newAuthority(dir)
-	if err := a.create(t.Context()); err != nil {
+	a := certificates.NewAuthority(dir)
+	if _, _, _, err := a.Issue(t.Context(), nil, []string{"x"}); err != nil {
 		t.Fatal(err)
 	}
-	o.egressCA = "/a/b/ca.crt"
+	o.EgressCA = "/a/b/ca.crt"
 	file, err := openRoots(o, mounts)
 	if err != nil || file == nil {
 		t.Fatalf("openRoots = %v", err)

@@ -138,8 +138,8 @@ func TestForeignOptions(t *testing.T) {
 	})
 	for name, want := range map[string][2]uint16{"a": {443, 8080}, "b": {9443, 9090}} {
 		o, err := r.optionsOf(p, r.foreign(p, name, "world=grpc life"))
-		if err != nil || o.port != want[0] || o.cleartext != want[1] {
-			t.Errorf("ports of %s: got %d and %d, error %v; want %v", name, o.port, o.cleartext, err, want)
+		if err != nil || o.Port != want[0] || o.Cleartext != want[1] {
+			t.Errorf("ports of %s: got %d and %d, error %v; want %v", name, o.Port, o.Cleartext, err, want)
 		}
 	}
 	c := r.createForeign(p, "b", "world=grpc life")

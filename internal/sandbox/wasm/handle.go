@@ -75,7 +75,7 @@ func (b *Backend) record(h *handle, l *life, end workerapi.Status) (sandbox.Stat
 		s.Exit(end.FinishedAt, end.ExitCode, end.Reason, end.Message)
 	})
 	if ok {
-		b.watcher.forget(h.ID)
+		b.watcher.Forget(h.ID)
 		close(l.ended)
 		if sandbox.IsForeign(l.pod, l.container) {
 			b.endForeignWorker(h.ID)
@@ -228,7 +228,7 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	if err := b.ledger.Remove(id, id); err != nil {
 		return err
 	}
-	b.watcher.forget(id)
+	b.watcher.Forget(id)
 	b.sampler.Forget(id)
 	if h != nil {
 		if err := b.endOwnWorker(ctx, h); err != nil {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -36,18 +37,18 @@ const (
 
 // identityOf returns the certificate of the pod's server, or nil if TLS is off. The second result is when to renew the
 // certificate. It is zero for a certificate from a mount, because the daemon does not renew such certificates.
-func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, component string) (t *workerapi.TLS, renewAt time.Time, err error) {
-	switch o.tls {
-	case tlsOff:
+func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options, component string) (t *workerapi.TLS, renewAt time.Time, err error) {
+	switch o.TLS {
+	case annotations.TLSOff:
 		return nil, renewAt, nil
-	case tlsGenerated:
+	case annotations.TLSGenerated:
 		t = &workerapi.TLS{}
-		t.Certificate, t.Key, renewAt, err = b.tls.issue(ctx, addresses(p), hostNames(p, component))
+		t.Certificate, t.Key, renewAt, err = b.tls.Issue(ctx, addresses(p), hostNames(p, component))
 		return t, renewAt, err
 	default:
-		t, err = mountedIdentity(hostPathOf(c.Config.GetMounts(), o.tls), o.requireClient)
+		t, err = mountedIdentity(hostPathOf(c.Config.GetMounts(), o.TLS), o.RequireClient)
 		if err != nil {
-			return nil, renewAt, fmt.Errorf("annotation %s%s: %w", b.cfg.LabelPrefix, keyTLS, err)
+			return nil, renewAt, fmt.Errorf("annotation %s%s: %w", b.cfg.LabelPrefix, annotations.KeyTLS, err)
 		}
 		return t, renewAt, nil
 	}
@@ -180,4 +181,29 @@ func openBelow(dir, name string, limit int64) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// followCertificate watches the certificate of a container if the certificate is from a mount.
+func (b *Backend) followCertificate(id string, l *life) {
+	o, err := b.optionsOf(l.pod, l.container)
+	if err != nil || o.TLS == annotations.TLSGenerated || o.TLS == annotations.TLSOff {
+		return
+	}
+	b.watcher.Follow(id, hostPathOf(l.container.Config.GetMounts(), o.TLS))
+}
+
+// certificateChanged replaces the certificate of a running container with the one in its mount. If the new certificate
+// is invalid, the previous one stays in use.
+func (b *Backend) certificateChanged(id string) {
+	h := b.ledger.Loaded(id)
+	if h == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
+	defer cancel()
+	if err := b.renew(ctx, h); err != nil {
+		b.log.Error("replace certificate failed; the previous one stays in use", "container", id, "err", err)
+		return
+	}
+	b.log.Info("certificate replaced", "container", id)
 }

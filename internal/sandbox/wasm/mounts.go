@@ -15,6 +15,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -108,12 +109,12 @@ func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 // chooseMounts sets which mounts have the values of wasi:config and the objects of wasi:blobstore.
-func chooseMounts(o options, config *runtimeapi.ContainerConfig, mounts []workerapi.Mount) {
+func chooseMounts(o annotations.Options, config *runtimeapi.ContainerConfig, mounts []workerapi.Mount) {
 	for i := range mounts {
 		m := &mounts[i]
-		m.Blobs = m.Guest == o.blobs
-		if o.config != nil {
-			m.Config = slices.Contains(o.config, m.Guest)
+		m.Blobs = m.Guest == o.Blobs
+		if o.Config != nil {
+			m.Config = slices.Contains(o.Config, m.Guest)
 			continue
 		}
 		m.Config = m.Guest != serviceAccount && hasDataLink(config, m.Guest)

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 )
 
 // TestMountsAreContained checks that a mount gives access to its directory only, and read-only if requested.
@@ -97,7 +98,7 @@ func TestMountsThatAreNone(t *testing.T) {
 func TestBlobVolume(t *testing.T) {
 	config := withMounts(&runtimeapi.Mount{ContainerPath: "/a", HostPath: t.TempDir()}, &runtimeapi.Mount{ContainerPath: "/b/", HostPath: t.TempDir()})
 	for annotation, want := range map[string]string{"": "", "/b": "/b", "/a/": "/a", "/c": "!", "/a/below": "!"} {
-		o, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/blobstore": annotation}}, "c", "p/")
+		o, err := annotations.Parse(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/blobstore": annotation}}, "c", "p/")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,7 +140,7 @@ func TestConfigVolumes(t *testing.T) {
 		"": "[/etc/app]", "none": "[]", "/data": "[/data]", "/data/, /etc/app": "[/etc/app /data]", serviceAccount: "[" + serviceAccount + "]",
 	} {
 		pod := &runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/config": annotation}}
-		o, err := parseOptions(pod, "c", "p/")
+		o, err := annotations.Parse(pod, "c", "p/")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,15 +159,15 @@ func TestConfigVolumes(t *testing.T) {
 		if got := fmt.Sprint(chosen); got != want {
 			t.Errorf("annotation %q: configuration is in %s, want %s", annotation, got, want)
 		}
-		if err := validateMounted(o.config, keyConfig, config.GetMounts(), "p/"); err != nil {
+		if err := validateMounted(o.Config, annotations.KeyConfig, config.GetMounts(), "p/"); err != nil {
 			t.Errorf("annotation %q: %v", annotation, err)
 		}
 	}
-	if err := validateMounted([]string{"/missing"}, keyConfig, config.GetMounts(), "p/"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/config: the container has no mount at") {
+	if err := validateMounted([]string{"/missing"}, annotations.KeyConfig, config.GetMounts(), "p/"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/config: the container has no mount at") {
 		t.Errorf("a mount that is missing: %v", err)
 	}
 	relative := &runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/config": "data"}}
-	if _, err := parseOptions(relative, "c", "p/"); !errdefs.IsInvalidArgument(err) {
+	if _, err := annotations.Parse(relative, "c", "p/"); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("a relative path: %v", err)
 	}
 }

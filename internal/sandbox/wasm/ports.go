@@ -13,16 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // listen opens the pod's sockets in its network namespace, which can be the node's.
-func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options) (ports []workerapi.Port, err error) {
+func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options) (ports []workerapi.Port, err error) {
 	wanted := []struct {
 		kind, network string
 		port          uint16
 	}{
-		{workerapi.PortTLS, "tcp", o.port}, {workerapi.PortQUIC, "udp", o.port}, {workerapi.PortCleartext, "tcp", o.cleartext},
+		{workerapi.PortTLS, "tcp", o.Port}, {workerapi.PortQUIC, "udp", o.Port}, {workerapi.PortCleartext, "tcp", o.Cleartext},
 	}
 	for _, want := range wanted {
 		if want.port == 0 {
@@ -93,5 +94,5 @@ func (b *Backend) portError(p *sandbox.Pod, c *sandbox.Container, network string
 		only = "." + c.Config.GetMetadata().GetName()
 	}
 	return fmt.Errorf("port %d/%s is already in use %s; choose another with the annotations %s%s and %s%s: %w: %w", port, network, where,
-		b.cfg.LabelPrefix, keyPort+only, b.cfg.LabelPrefix, keyCleartextPort+only, err, errdefs.ErrFailedPrecondition)
+		b.cfg.LabelPrefix, annotations.KeyPort+only, b.cfg.LabelPrefix, annotations.KeyCleartextPort+only, err, errdefs.ErrFailedPrecondition)
 }

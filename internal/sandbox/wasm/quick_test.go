@@ -11,6 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
 )
 
@@ -80,7 +81,7 @@ func TestQuickCodeNotWanted(t *testing.T) {
 	started := make(chan *sandbox.Container)
 	go func() {
 		p := r.pod("two", func(c *runtimeapi.PodSandboxConfig) {
-			c.Annotations[r.cfg.LabelPrefix+keyCode] = string(code.ModeOptimised)
+			c.Annotations[r.cfg.LabelPrefix+annotations.KeyCode] = string(code.ModeOptimised)
 		})
 		c := r.create(p, words)
 		r.must(r.StartContainer(r.ctx(), p, c))
@@ -152,7 +153,7 @@ func TestQuickCodeOfCommands(t *testing.T) {
 	r, words, optimise := quickRig(t)
 	words = strings.Replace(words, "grpc", "command", 1)
 	p := r.pod("quick", func(c *runtimeapi.PodSandboxConfig) {
-		c.Annotations[r.cfg.LabelPrefix+keyCode] = string(code.ModeQuick)
+		c.Annotations[r.cfg.LabelPrefix+annotations.KeyCode] = string(code.ModeQuick)
 	})
 	c := r.create(p, words)
 	r.must(r.StartContainer(r.ctx(), p, c))

@@ -300,7 +300,7 @@ func (r *rig) killDaemon() {
 	r.dialers.Close(func(string) bool { return true })
 	r.sweeping.Wait()
 	r.precompiler.Wait()
-	r.watcher.close()
+	r.watcher.Close()
 }
 
 func (r *rig) ctx() context.Context {

@@ -16,6 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/internal/spans"
@@ -63,7 +64,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err != nil {
 		return err
 	}
-	loaded, err := b.load(ctx, w, s.Artifact, s.Description, o.code)
+	loaded, err := b.load(ctx, w, s.Artifact, s.Description, o.Code)
 	if err != nil {
 		return err
 	}
@@ -106,7 +107,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 			return err
 		}
 		w.ForgetCode(spec.Digest) // the worker has unloaded the code
-		if _, err := b.load(ctx, w, s.Artifact, s.Description, o.code); err != nil {
+		if _, err := b.load(ctx, w, s.Artifact, s.Description, o.Code); err != nil {
 			return err
 		}
 		status, err = w.Conn().Start(ctx, spec)
@@ -172,11 +173,11 @@ func (b *Backend) failStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 
 // spec returns the pod's specification for the worker. The specification contains open files, which the caller must
 // close even if spec returns an error.
-func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
+func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
 	spec = workerapi.PodSpec{
 		ID: c.ID, Component: s.Component, Digest: loaded.Digest,
 		Args: s.Artifact.Argv(c.Config.GetCommand(), c.Config.GetArgs()), Env: environment(s.Artifact, c.Config.GetEnvs()),
-		Resources: resourcesOf(p, c), Limits: o.limits, Holdings: b.cfg.Holdings,
+		Resources: resourcesOf(p, c), Limits: o.Limits, Holdings: b.cfg.Holdings,
 		Stdin: c.Config.GetStdin(), StdinOnce: c.Config.GetStdinOnce(),
 	}
 	if spec.Log.File, err = stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()); err != nil {
@@ -195,7 +196,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if !loaded.World.Serves() {
 		return spec, renewAt, nil
 	}
-	if spec.CORS = o.cors; spec.CORS.Origins == nil {
+	if spec.CORS = o.CORS; spec.CORS.Origins == nil {
 		spec.CORS.Origins = b.cfg.Origins
 	}
 	if spec.Ports, err = b.listen(ctx, p, c, o); err != nil {

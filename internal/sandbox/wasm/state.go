@@ -38,7 +38,7 @@ type state struct {
 // podState is the record of a created sandbox: pod.json in the pod's directory.
 type podState struct {
 	ID string `json:"id"`
-	// Scope is the scope of the pod's worker (keeper.go).
+	// Scope is the scope of the pod's worker (workers.Keeper).
 	Scope string `json:"scope"`
 	// OwnWorkerReason says why the pod needs its own worker, whatever the worker mode. It is empty if the pod does not
 	// need its own worker.

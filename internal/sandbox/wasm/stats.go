@@ -10,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/collector"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
@@ -213,14 +214,14 @@ func (b *Backend) runFigures(ctx context.Context, id string) (s workerapi.Stats,
 
 // Inspect implements sandbox.Inspector.
 func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
-	v := map[string]any{"sandboxID": p.ID, "runDir": b.cfg.podDir(p.ID), "authority": b.tls.certFile()}
+	v := map[string]any{"sandboxID": p.ID, "runDir": b.cfg.podDir(p.ID), "authority": b.tls.CertFile()}
 	if o, err := b.optionsOf(p, c); err == nil {
-		v["ports"] = map[string]any{"tls": o.port, "quic": o.port, "cleartext": o.cleartext, "certificate": o.tls}
-		if o.store == storeOfNode {
+		v["ports"] = map[string]any{"tls": o.Port, "quic": o.Port, "cleartext": o.Cleartext, "certificate": o.TLS}
+		if o.Store == annotations.StoreOfNode {
 			v["pairs"] = storesDir(b.cfg.Root)
 		}
-		if o.blobs != "" {
-			v["objects"] = o.blobs
+		if o.Blobs != "" {
+			v["objects"] = o.Blobs
 		}
 	}
 	b.mu.Lock()

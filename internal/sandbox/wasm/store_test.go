@@ -13,7 +13,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/nodestore"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/pairs"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -37,7 +38,7 @@ func TestStoreURL(t *testing.T) {
 		{"redis://$(GOOD)", "", "", workerapi.Loaded{}},
 	} {
 		pod := &runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/keyvalue": c.annotation}}
-		o, err := parseOptions(pod, "c", "p/")
+		o, err := annotations.Parse(pod, "c", "p/")
 		got := ""
 		if err == nil {
 			spec := workerapi.PodSpec{Env: env}
@@ -62,7 +63,7 @@ func TestStoreOfNode(t *testing.T) {
 	user := workerapi.Loaded{Imports: []string{"wasi:keyvalue/store@0.2.0-draft#open"}}
 	open := func(namespace string, loaded workerapi.Loaded) (*workerapi.NodeStore, error) {
 		config := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Namespace: namespace}, Annotations: map[string]string{"p/keyvalue": "node"}}
-		o, err := parseOptions(config, "c", "p/")
+		o, err := annotations.Parse(config, "c", "p/")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +88,7 @@ func TestStoreOfNode(t *testing.T) {
 		if err != nil || n.MaxBytes != 1000 || n.MaxKeys != 10 {
 			t.Fatalf("the store is %+v, %v", n, err)
 		}
-		s := nodestore.New(fmt.Sprintf("/proc/self/fd/%d", n.Dir.Fd()), nodestore.Limits{Bytes: n.MaxBytes, Keys: n.MaxKeys})
+		s := pairs.New(fmt.Sprintf("/proc/self/fd/%d", n.Dir.Fd()), pairs.Limits{Bytes: n.MaxBytes, Keys: n.MaxKeys})
 		if _, err := s.Increment(t.Context(), "n", 1); err != nil {
 			t.Fatal(err)
 		}
@@ -139,7 +140,7 @@ func TestStoreOfAnotherUser(t *testing.T) {
 		}
 	}
 	dir := open()
-	if _, err := nodestore.New(dir, nodestore.Limits{Bytes: 1000, Keys: 10}).Increment(t.Context(), "n", 1); err != nil {
+	if _, err := pairs.New(dir, pairs.Limits{Bytes: 1000, Keys: 10}).Increment(t.Context(), "n", 1); err != nil {
 		t.Fatal(err)
 	}
 	open()

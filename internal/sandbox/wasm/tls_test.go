@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/certificates"
 )
 
 // verify verifies a chain by an authority for a name or an address, and returns the leaf.
@@ -40,15 +41,15 @@ func verify(t *testing.T, ca, chain []byte, host string) *x509.Certificate {
 func TestAuthority(t *testing.T) {
 	dir := t.TempDir()
 	issue := func() []byte {
-		chain, key, renewAt, err := newAuthority(dir).issue(t.Context(), []netip.Addr{netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::7")}, []string{"greeter", "localhost"})
+		chain, key, renewAt, err := certificates.NewAuthority(dir).Issue(t.Context(), []netip.Addr{netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::7")}, []string{"greeter", "localhost"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := tls.X509KeyPair(chain, key); err != nil {
 			t.Error(err)
 		}
-		if in := time.Until(renewAt); in < 19*24*time.Hour || in > leafLife {
-			t.Errorf("time until renewal = %s, want about two thirds of %s", in, leafLife)
+		if in := time.Until(renewAt); in < 19*24*time.Hour || in > certificates.Life {
+			t.Errorf("time until renewal = %s, want about two thirds of %s", in, certificates.Life)
 		}
 		return chain
 	}
@@ -75,7 +76,7 @@ func TestAuthority(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "ca.key"), []byte("junk"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, _, err := newAuthority(dir).issue(t.Context(), nil, []string{"x"}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "remove both") {
+	if _, _, _, err := certificates.NewAuthority(dir).Issue(t.Context(), nil, []string{"x"}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "remove both") {
 		t.Errorf("issue with a damaged authority = %v, want ErrFailedPrecondition", err)
 	}
 }
@@ -108,12 +109,16 @@ func secret(t *testing.T, dir, version string, files map[string][]byte) {
 // identities returns the files of a certificate for name, issued by a new authority.
 func identities(t *testing.T, name string) map[string][]byte {
 	t.Helper()
-	a := newAuthority(t.TempDir())
-	chain, key, _, err := a.issue(t.Context(), nil, []string{name})
+	a := certificates.NewAuthority(t.TempDir())
+	chain, key, _, err := a.Issue(t.Context(), nil, []string{name})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string][]byte{certFile: chain, keyFile: key, clientCAFile: a.pem}
+	ca, err := os.ReadFile(a.CertFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]byte{certFile: chain, keyFile: key, clientCAFile: ca}
 }
 
 // TestMountedCertificate checks that a pod uses the current certificate of its mount.
@@ -165,11 +170,11 @@ func TestGeneratedCertificate(t *testing.T) {
 		verify(t, ca, []byte(first), host)
 	}
 	r.restartDaemon()
-	r.renewDue(r.ctx(), time.Now().Add(leafLife/2))
+	r.renewDue(r.ctx(), time.Now().Add(certificates.Life/2))
 	if served() != first {
 		t.Error("the certificate was renewed too early")
 	}
-	r.renewDue(r.ctx(), time.Now().Add(leafLife*3/4))
+	r.renewDue(r.ctx(), time.Now().Add(certificates.Life*3/4))
 	if served() == first {
 		t.Error("the certificate was not renewed")
 	}

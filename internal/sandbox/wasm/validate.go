@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workers"
 	"github.com/tripod-run/tripod/internal/stream"
 )
@@ -68,9 +69,9 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if err != nil {
 		return err
 	}
-	if limit := b.cfg.Concurrency; limit > 0 && o.limits.Concurrency > limit {
+	if limit := b.cfg.Concurrency; limit > 0 && o.Limits.Concurrency > limit {
 		return fmt.Errorf("annotation %s: %d exceeds wasm.max_concurrency (%d): %w",
-			b.cfg.LabelPrefix+keyConcurrency, o.limits.Concurrency, limit, errdefs.ErrInvalidArgument)
+			b.cfg.LabelPrefix+annotations.KeyConcurrency, o.Limits.Concurrency, limit, errdefs.ErrInvalidArgument)
 	}
 	if err := b.validateStore(o, p); err != nil {
 		return err
@@ -85,7 +86,9 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		func() error { return reasons.Mounts(c.Config.GetMounts(), nil) },
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { return validateEgressCA(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
-		func() error { return validateMounted(o.config, keyConfig, c.Config.GetMounts(), b.cfg.LabelPrefix) },
+		func() error {
+			return validateMounted(o.Config, annotations.KeyConfig, c.Config.GetMounts(), b.cfg.LabelPrefix)
+		},
 		func() error { return validateBlobs(o, c.Config, b.cfg.LabelPrefix) },
 		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
@@ -175,11 +178,11 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources, for
 }
 
 // validateTLSMount checks that the container has the mount that the TLS annotation names.
-func validateTLSMount(o options, mounts []*runtimeapi.Mount, prefix string) error {
-	if o.tls == tlsGenerated || o.tls == tlsOff {
+func validateTLSMount(o annotations.Options, mounts []*runtimeapi.Mount, prefix string) error {
+	if o.TLS == annotations.TLSGenerated || o.TLS == annotations.TLSOff {
 		return nil
 	}
-	return validateMounted([]string{o.tls}, keyTLS, mounts, prefix)
+	return validateMounted([]string{o.TLS}, annotations.KeyTLS, mounts, prefix)
 }
 
 // validateMounted checks that the container has the mounts that an annotation names.
@@ -193,17 +196,26 @@ func validateMounted(paths []string, key string, mounts []*runtimeapi.Mount, pre
 }
 
 // validateBlobs checks that a guest gets the mount with the objects of wasi:blobstore.
-func validateBlobs(o options, config *runtimeapi.ContainerConfig, prefix string) error {
-	if o.blobs == "" {
+func validateBlobs(o annotations.Options, config *runtimeapi.ContainerConfig, prefix string) error {
+	if o.Blobs == "" {
 		return nil
 	}
-	return validateMounted([]string{o.blobs}, keyBlobs, wantedMounts(config), prefix)
+	return validateMounted([]string{o.Blobs}, annotations.KeyBlobs, wantedMounts(config), prefix)
 }
 
 // validateEgressCA checks that the file that the annotation names is in a mount of the container.
-func validateEgressCA(o options, mounts []*runtimeapi.Mount, prefix string) error {
-	if o.egressCA == "" || mountOf(mounts, o.egressCA) != nil {
+func validateEgressCA(o annotations.Options, mounts []*runtimeapi.Mount, prefix string) error {
+	if o.EgressCA == "" || mountOf(mounts, o.EgressCA) != nil {
 		return nil
 	}
-	return fmt.Errorf("annotation %s: the container has no mount with the file %q: %w", prefix+keyEgressCA, o.egressCA, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("annotation %s: the container has no mount with the file %q: %w", prefix+annotations.KeyEgressCA, o.EgressCA, errdefs.ErrInvalidArgument)
+}
+
+// optionsOf reads the options of a container; c is nil for a unit pod's.
+func (b *Backend) optionsOf(p *sandbox.Pod, c *sandbox.Container) (annotations.Options, error) {
+	name := ""
+	if c != nil {
+		name = c.Config.GetMetadata().GetName()
+	}
+	return annotations.Parse(p.Config, name, b.cfg.LabelPrefix)
 }

@@ -1,20 +1,16 @@
 package wasm
 
 import (
-	"cmp"
 	"errors"
-	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/code"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
@@ -143,67 +139,10 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	for value, wrong := range map[string]bool{"10": false, "11": true} {
 		pod, _ := kubelets()
 		pod = proto.CloneOf(pod)
-		pod.Annotations = map[string]string{b.cfg.LabelPrefix + keyConcurrency: value}
+		pod.Annotations = map[string]string{b.cfg.LabelPrefix + annotations.KeyConcurrency: value}
 		err := b.Validate(&sandbox.Pod{ID: hashOf("p"), Config: pod}, nil)
 		if wrong != errdefs.IsInvalidArgument(err) || wrong && !strings.Contains(err.Error(), "wasm.max_concurrency") {
 			t.Errorf("Validate with concurrency %s = %v, want refused %v", value, err, wrong)
 		}
-	}
-}
-
-func TestOptions(t *testing.T) {
-	for name, c := range map[string]struct {
-		annotations map[string]string
-		want        options
-	}{
-		"nothing said": {nil, options{port: 443, cleartext: 80, tls: tlsGenerated}},
-		"all said": {
-			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true", "reuse-requests": "5", "reuse-age": "1m", "snapshot": "always", "code": "quick",
-				"cors-origins": "https://app.example, https://*.example.com", "cors-credentials": "true"},
-			options{port: 8443, cleartext: 8080, tls: tlsGenerated, limits: workerapi.Limits{
-				Concurrency: 7, RequestTimeout: 2 * time.Second, MaxMessageBytes: 1024, Reuse: true, ReuseRequests: 5, ReuseAge: time.Minute, Snapshot: workerapi.SnapshotAlways,
-			}, code: code.ModeQuick, cors: workerapi.CORS{Origins: []string{"https://app.example", "https://*.example.com"}, Credentials: true}},
-		},
-		"no TLS":            {map[string]string{"tls": "off"}, options{cleartext: 80, tls: tlsOff}},
-		"no cleartext":      {map[string]string{"cleartext-port": "off"}, options{port: 443, tls: tlsGenerated}},
-		"clients named":     {map[string]string{"tls": "/tls/", "client-auth": "require"}, options{port: 443, tls: "/tls", requireClient: true}},
-		"clients and plain": {map[string]string{"tls": "/tls", "client-auth": "require", "cleartext-port": "81"}, options{port: 443, cleartext: 81, tls: "/tls", requireClient: true}},
-		"no pages":          {map[string]string{"cors-origins": "off"}, options{port: 443, cleartext: 80, tls: tlsGenerated, cors: workerapi.CORS{Origins: []string{}}}},
-		"others' keys":      {map[string]string{"something": "else"}, options{port: 443, cleartext: 80, tls: tlsGenerated}},
-	} {
-		annotations := map[string]string{}
-		for k, v := range c.annotations {
-			annotations["vimana.host/"+k] = v
-		}
-		got, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: annotations}, "c", "vimana.host/")
-		c.want.code = cmp.Or(c.want.code, code.ModeAuto)
-		if err != nil || !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: parseOptions = %+v, %v; want %+v", name, got, err, c.want)
-		}
-	}
-	label := &runtimeapi.PodSandboxConfig{Labels: map[string]string{"p/port": "9"}}
-	if got, err := parseOptions(label, "c", "p/"); err != nil || got.port != 9 {
-		t.Errorf("parseOptions with a port label = %+v, %v; want port 9", got, err)
-	}
-	for key, values := range map[string][]string{
-		"port": {"0", "65536", "-1", "80"}, "cleartext-port": {"on", "443"}, "tls": {"on", "relative/path"}, "client-auth": {"maybe", "require"},
-		"concurrency": {"0", "many"}, "request-timeout": {"0s", "5", "48h"}, "max-message-bytes": {"0", "1.5"}, "reuse": {"yes"}, "reuse-requests": {"0", "some"}, "reuse-age": {"0s", "25h"}, "snapshot": {"true", "on"},
-		"cors-origins": {"app.example", "https://app.example/", "null", "https://a.example,", strings.Repeat("https://a.example,", maxOrigins) + "*"}, "cors-credentials": {"yes", "true"},
-		"blobstore": {"objects", "./objects"},
-	} {
-		for _, v := range values {
-			_, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/" + key: v}}, "c", "p/")
-			if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/") {
-				t.Errorf("parseOptions with %s=%s = %v, want ErrInvalidArgument", key, v, err)
-			}
-		}
-	}
-	open := map[string]string{"p/cors-origins": "*", "p/cors-credentials": "true"}
-	if _, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: open}, "c", "p/"); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("parseOptions with credentials for every origin = %v, want ErrInvalidArgument", err)
-	}
-	dark := map[string]string{"p/tls": "off", "p/cleartext-port": "off"}
-	if _, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: dark}, "c", "p/"); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("parseOptions without ports = %v, want ErrInvalidArgument", err)
 	}
 }

@@ -26,7 +26,7 @@ type Route struct {
 	Snapshot       bool   `json:"snapshot"`
 	SnapshotReason string `json:"snapshotReason,omitempty"`
 	// Interfaces are those that the guest imports and that a pod must provide for, or that not every version of Tripod has:
-	// ways out, channels, and proposals of WASI.
+	// egress, channels, and proposals of WASI.
 	Interfaces []string `json:"interfaces,omitempty"`
 }
 

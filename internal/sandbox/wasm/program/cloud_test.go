@@ -139,6 +139,6 @@ func TestStoreOfAPod(t *testing.T) {
 	require.Equal(t, "502 access-denied", user("10.9.9.9", "redis://:secret@"+server).store("get", "k", ""))
 	require.Regexp(t, "^502 .+", user("*", "redis://"+worldIP+":1").store("get", "k", ""))
 	require.Equal(t, "502 no-such-store", user("*", "").store("get", "k", ""))
-	alone := &socketUser{w.serve("cloud-c", url("redis://:secret@"+server))} // a pod without a way out
+	alone := &socketUser{w.serve("cloud-c", url("redis://:secret@"+server))} // a pod without egress
 	require.Equal(t, "502 access-denied", alone.store("get", "k", ""))
 }

@@ -335,7 +335,7 @@ func TestEgress(t *testing.T) {
 
 	_, err := w.Stop(t.Context(), c.ID, 0)
 	require.NoError(t, err)
-	none := w.serve("fetch-c") // a pod without a way out
+	none := w.serve("fetch-c") // a pod without egress
 	(&caller{none}).requireCode("HTTP-request-denied", plain.URL+"/")
 }
 

@@ -104,7 +104,7 @@ func TestSockets(t *testing.T) {
 	require.Equal(t, "502 connection-refused", u.udp(worldIP+":1"))
 	eventually(t, "the sockets of ended instances are closed", func() bool { return u.stats().Holdings.Sockets == 0 })
 
-	none := &socketUser{w.serve("sockets-c")} // a pod without a way out
+	none := &socketUser{w.serve("sockets-c")} // a pod without egress
 	require.Equal(t, "502 access-denied", none.tcp(tcp))
 	require.Equal(t, "502 access-denied", none.udp(udp))
 	require.Equal(t, "502 access-denied", none.lookup("example.com"))

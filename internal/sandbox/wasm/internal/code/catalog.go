@@ -19,10 +19,11 @@ import (
 // Component is a binary and the description of its services.
 type Component struct {
 	Artifact *artifact.Artifact
-	// descriptors is a serialized FileDescriptorSet. Images in Vimana's layout have metadata instead. The field digest
-	// is the SHA-256 of the descriptors or of the metadata, whichever is set, or empty if neither is set.
+	// Description is the SHA-256 of the descriptors or of the metadata, whichever is set, or empty if neither is set.
+	Description string
+
+	// descriptors is a serialized FileDescriptorSet. Images in Vimana's layout have metadata instead.
 	descriptors, metadata []byte
-	Description           string
 	used                  time.Time // last use for a container
 }
 
@@ -74,11 +75,12 @@ type Catalog struct {
 	looking map[string]chan struct{} // lookups in progress, by image ID; closed when the lookup ends
 }
 
+// NewCatalog returns an empty catalogue of the components in an image store.
 func NewCatalog(images Images) *Catalog {
 	return &Catalog{images: images, known: map[string]*Component{}, looking: map[string]chan struct{}{}}
 }
 
-// Find returns the component in an image and holds the image. Concurrent callers share one lookup. find returns
+// Find returns the component in an image and holds the image. Concurrent callers share one lookup. Find returns
 // errdefs.ErrInvalidArgument if the image has no component.
 func (c *Catalog) Find(ctx context.Context, imageID string) (*Component, error) {
 	return c.once(ctx, imageID, func() (*Component, error) {

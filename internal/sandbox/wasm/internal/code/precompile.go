@@ -39,6 +39,8 @@ type imageCode struct {
 	reported sandbox.CompilationState
 }
 
+// NewPrecompiler returns a precompiler of the components in a catalogue. It calls report for each change of the state of an
+// image's code.
 func NewPrecompiler(c *Cache, catalog *Catalog, report func(sandbox.Compilation)) *Precompiler {
 	p := &Precompiler{cache: c, catalog: catalog, report: report, images: map[string]*imageCode{}}
 	c.changed = p.changed
@@ -47,7 +49,7 @@ func NewPrecompiler(c *Cache, catalog *Catalog, report func(sandbox.Compilation)
 
 // Follow compares the stored images with those of the last call. It queues the compilation of new components without
 // code, in the order of the list, and gives up those of removed images. It returns the digests of all components.
-// Compilations end with ctx. Unless new images are only found, priorityBackground, their progress is reported from the beginning.
+// Compilations end with ctx. Unless new images are only found (PriorityBackground), their progress is reported from the beginning.
 func (p *Precompiler) Follow(ctx context.Context, list []image.Image, urgency priority) (map[string]bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

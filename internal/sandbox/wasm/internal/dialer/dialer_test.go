@@ -143,8 +143,8 @@ func TestInvalidOrders(t *testing.T) {
 	}
 }
 
-// TestJunkClosesTheWayOut: a worker that sends something else than requests loses the connection.
-func TestJunkClosesTheWayOut(t *testing.T) {
+// TestJunkEndsEgress: a worker that sends something else than requests loses the connection.
+func TestJunkEndsEgress(t *testing.T) {
 	r := newRig(t, time.Hour)
 	conn := r.pod("*", egress.DNS{})
 	if err := fdpass.Write(conn, egress.MaxMessage, []byte("junk"), nil); err != nil {
@@ -156,8 +156,8 @@ func TestJunkClosesTheWayOut(t *testing.T) {
 	}
 }
 
-// TestFilesCloseTheWayOut: a worker that passes files loses the connection, also if it announces none.
-func TestFilesCloseTheWayOut(t *testing.T) {
+// TestFilesEndEgress: a worker that passes files loses the connection, also if it announces none.
+func TestFilesEndEgress(t *testing.T) {
 	r := newRig(t, time.Hour)
 	for _, announced := range []byte{0, 1} {
 		conn := r.pod("*", egress.DNS{})

@@ -79,7 +79,7 @@ func (p *pod) serve() {
 			err = p.begin(ctx, q, &running)
 		}
 		if errors.Is(err, fdpass.ErrFrame) {
-			p.logger.Error("the worker breaks the protocol; its way out is closed", "err", err)
+			p.logger.Error("the worker breaks the protocol; its egress is closed", "err", err)
 		}
 		if err != nil {
 			break

@@ -44,7 +44,7 @@ func NewClient(conn *net.UnixConn) *Client {
 // Done is closed when the dialer has ended, or after Close.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Close ends the pod's way out. Requests in progress fail; open connections are not affected.
+// Close ends the pod's egress. Requests in progress fail; open connections are not affected.
 func (c *Client) Close() { c.conn.Close() }
 
 // Connect opens a connection from the pod's network namespace. The network is "tcp" or "udp", and the host is a name or an

@@ -1,4 +1,4 @@
-// Package egress is the way out of component pods: which connections a pod may open (Rules), and the protocol by which
+// Package egress is how component pods call out: which connections a pod may open (Rules), and the protocol by which
 // a worker asks the node's dialer for them (Client).
 //
 //	daemon ──Order: rules, DNS, netns, one end of a socket pair──► dialer (package dialer)

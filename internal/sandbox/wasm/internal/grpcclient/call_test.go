@@ -380,7 +380,7 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	if _, st := Start(t.Context(), g.state, nil, &good); st == nil || st.Code != codes.PermissionDenied {
-		t.Errorf("without a way out: status %v; want PermissionDenied", st)
+		t.Errorf("without egress: status %v; want PermissionDenied", st)
 	}
 	g.client.DialContext = func(context.Context, string, string) (net.Conn, error) {
 		return nil, &wasihttp.CodeError{Code: "HTTP-request-denied"}

@@ -74,8 +74,8 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	case engine.WorldGRPC, engine.WorldRaw:
 		g.state = wasi.NewState(own)
 		g.call = &grpcCall{state: g.state}
-		if p.wayOut != nil {
-			g.call.outgoing.transport = grpcWayOut{p.wayOut}
+		if p.egress != nil {
+			g.call.outgoing.transport = grpcEgress{p.egress}
 		}
 		options.Host = g.call
 	case engine.WorldHTTP:
@@ -172,8 +172,8 @@ func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	if p.messages != nil {
 		own.Messages = p.messages
 	}
-	if p.wayOut != nil {
-		own.HTTP, own.Network = p.wayOut, &network{p.wayOut}
+	if p.egress != nil {
+		own.HTTP, own.Network = p.egress, &network{p.egress}
 	}
 	for _, d := range o.Preopens {
 		own.Preopens = append(own.Preopens, wasi.Preopen(d))

@@ -10,7 +10,7 @@ import (
 )
 
 // network is the wasi.Network of a pod's guests.
-type network struct{ *wayOut }
+type network struct{ *podEgress }
 
 // Connect implements wasi.Network.
 func (n *network) Connect(ctx context.Context, kind string, to netip.AddrPort) (wasi.Socket, error) {

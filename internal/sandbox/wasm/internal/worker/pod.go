@@ -61,7 +61,7 @@ type pod struct {
 	code     *code
 	output   *output
 	stdin    *stdin        // nil without standard input
-	wayOut   *wayOut       // nil if guests may not call out
+	egress   *podEgress    // nil if guests may not call out
 	store    wasi.Store    // nil without a store for wasi:keyvalue
 	redis    *redis.Client // the store, if it is a server
 	channels *channels     // nil without channels
@@ -142,7 +142,7 @@ func (p *pod) start() error {
 	if p.spec.Stdin {
 		p.stdin = newStdin(p.spec.StdinOnce)
 	}
-	err := errors.Join(p.openWayOut(), p.openStore())
+	err := errors.Join(p.openEgress(), p.openStore())
 	if err == nil {
 		err = p.program.start()
 	}
@@ -189,8 +189,8 @@ func (p *pod) release() {
 	if p.redis != nil {
 		p.redis.Close()
 	}
-	if p.wayOut != nil {
-		p.wayOut.close()
+	if p.egress != nil {
+		p.egress.close()
 	}
 	if p.channels != nil {
 		p.channels.close()
@@ -297,7 +297,7 @@ func (p *pod) stats() workerapi.Stats {
 		LogDropped: p.logDropped(),
 		Holdings: workerapi.Holdings{
 			Files: p.account.Held(engine.HeldFiles), Handles: p.account.Held(engine.HeldResources), HostBytes: p.account.Held(engine.HeldBytes),
-			Sockets: p.wayOut.sockets(),
+			Sockets: p.egress.sockets(),
 		},
 		Snapshot: p.snapshots.state(),
 	}

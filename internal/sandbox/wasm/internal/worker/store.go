@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/egress"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/nodestore"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/pairs"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/redis"
 )
 
@@ -20,7 +20,7 @@ func (p *pod) openStore() error {
 		if n.Dir.File == nil {
 			return fmt.Errorf("pod %s: the store of the node: no directory was passed: %w", p.spec.ID, errdefs.ErrInvalidArgument)
 		}
-		p.store = nodestore.New(hostPath(n.Dir), nodestore.Limits{Bytes: n.MaxBytes, Keys: n.MaxKeys})
+		p.store = pairs.New(hostPath(n.Dir), pairs.Limits{Bytes: n.MaxBytes, Keys: n.MaxKeys})
 		return nil
 	}
 	if p.spec.KeyValue == "" {
@@ -30,13 +30,13 @@ func (p *pod) openStore() error {
 	if err != nil {
 		return fmt.Errorf("pod %s: the store: %w", p.spec.ID, err)
 	}
-	p.redis = redis.New(a, func(ctx context.Context) (net.Conn, error) { return p.wayOut.dialStore(ctx, a) })
+	p.redis = redis.New(a, func(ctx context.Context) (net.Conn, error) { return p.egress.dialStore(ctx, a) })
 	p.store = p.redis
 	return nil
 }
 
-// dialStore opens a connection to the server of a store. A nil wayOut may not.
-func (o *wayOut) dialStore(ctx context.Context, a redis.Address) (net.Conn, error) {
+// dialStore opens a connection to the server of a store. A nil podEgress may not.
+func (o *podEgress) dialStore(ctx context.Context, a redis.Address) (net.Conn, error) {
 	if o == nil {
 		return nil, fmt.Errorf("the pod may not call out: %w", errdefs.ErrPermissionDenied)
 	}

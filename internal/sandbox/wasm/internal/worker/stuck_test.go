@@ -31,7 +31,7 @@ func TestStuckServer(t *testing.T) {
 		answerOnce(conn)
 		<-t.Context().Done()
 	}()
-	transport := (&wayOut{}).transport(nil)
+	transport := (&podEgress{}).transport(nil)
 	require.Positive(t, transport.HTTP2.WriteByteTimeout)
 	transport.HTTP2.WriteByteTimeout = 200 * time.Millisecond
 	transport.DialContext = new(net.Dialer).DialContext

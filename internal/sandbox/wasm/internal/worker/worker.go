@@ -337,14 +337,14 @@ func (w *Worker) UpdateTLS(_ context.Context, id string, t workerapi.TLS) error 
 // UpdateDialer implements workerapi.Handler.
 func (w *Worker) UpdateDialer(_ context.Context, id string, dialer *os.File) error {
 	p, err := w.pod(id)
-	if err == nil && p.wayOut == nil {
+	if err == nil && p.egress == nil {
 		err = fmt.Errorf("pod %s may not call out: %w", id, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
 		dialer.Close()
 		return err
 	}
-	return p.wayOut.connect(dialer)
+	return p.egress.connect(dialer)
 }
 
 // Update implements workerapi.Handler.

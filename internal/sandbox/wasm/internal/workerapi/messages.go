@@ -177,7 +177,7 @@ type Port struct {
 	Socket File   `json:"socket"`
 }
 
-// Egress is the way out of a pod.
+// Egress is how the guests of a pod call out.
 type Egress struct {
 	// Dialer is the pod's connection to the node's dialer (package egress), and Roots a PEM file with the authorities
 	// that guests trust.
@@ -185,7 +185,7 @@ type Egress struct {
 	Roots  File `json:"roots"`
 }
 
-// NodeStore is the store of a namespace on the node (package nodestore).
+// NodeStore is the store of a namespace on the node (package pairs).
 type NodeStore struct {
 	Dir File `json:"dir"` // opened at least with O_PATH|O_DIRECTORY
 	// MaxBytes and MaxKeys bound all pairs of the namespace.

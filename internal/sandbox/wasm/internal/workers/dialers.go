@@ -35,12 +35,13 @@ const dialerIdle = 5 * time.Second
 // Dialers starts and finds the node's dialers. Usually there is one. After tripod-wasm was replaced, the dialer of the
 // previous version keeps its pods, and a new one gets the new pods. A dialer that has no pods ends by itself.
 //
-//	<RunDir>/dialers/<name>/    control.sock  log  worker.json
+//	<DialersDir>/<name>/    control.sock  log  worker.json
 type Dialers struct {
+	// Died is called when a dialer has ended. It is set before the first call of Open or Recover.
+	Died func()
+
 	cfg    Config
 	keeper *Keeper
-	// Died is called when a dialer has ended.
-	Died func()
 	ctx  context.Context // ends with close
 	stop context.CancelFunc
 
@@ -57,13 +58,14 @@ type dialerProcess struct {
 	retired           bool      // another version of the program is installed now
 }
 
+// NewDialers returns the dialers that run in the place of a keeper's shared workers. See Recover.
 func NewDialers(k *Keeper) *Dialers {
 	d := &Dialers{cfg: k.cfg, keeper: k, running: map[string]*dialerProcess{}}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
 }
 
-// Open passes an order to the current dialer, which open starts if there is none. It returns the worker's end of the pod's
+// Open passes an order to the current dialer, which Open starts if there is none. It returns the worker's end of the pod's
 // connection, and the dialer's name.
 func (d *Dialers) Open(ctx context.Context, o egress.Order, netns *os.File) (conn *os.File, name string, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -86,7 +88,7 @@ func (d *Dialers) Open(ctx context.Context, o egress.Order, netns *os.File) (con
 		d.forget(p)
 	}
 	workers.Close()
-	return nil, "", fmt.Errorf("way out of the pod: %w", err)
+	return nil, "", fmt.Errorf("egress of the pod: %w", err)
 }
 
 func (d *Dialers) order(ctx context.Context, p *dialerProcess, o egress.Order, netns, conn *os.File) error {

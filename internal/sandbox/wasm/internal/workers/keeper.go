@@ -22,7 +22,7 @@ import (
 )
 
 // Keeper owns the workers. A scope is a set of pods that share a worker; a worker's name has the form scope.N. Each
-// Scope has at most one worker that accepts new pods. The scope's other workers run another version of the program
+// scope has at most one worker that accepts new pods. The scope's other workers run another version of the program
 // (retired) or are ending.
 //
 //	scope   node | ns-<namespace> | pod-<key>

@@ -44,16 +44,18 @@ type workerState struct {
 
 // Worker is one tripod-wasm process, started by this daemon or a previous one.
 type Worker struct {
+	// Name has the form scope.N. Dir holds the files of the process.
 	Name, Scope, Dir string
-	Cgroup           string
-	Proc             *process.Process
+	// Cgroup is "" for a worker without one of its own.
+	Cgroup string
+	Proc   *process.Process
 	// child is set if this daemon has started the process and so must reap it.
 	child *exec.Cmd
 	log   *slog.Logger
 	// Retired says that another version of the program is installed now. A retired worker keeps its pods but gets no
 	// new ones.
 	Retired bool
-	// Died is closed once the process has ended and its containers are recorded as exited. From then on, the field why
+	// Died is closed once the process has ended and its containers are recorded as exited. From then on, Why
 	// says how the process ended.
 	Died chan struct{}
 	Why  string
@@ -324,6 +326,7 @@ func recordedProcess(dir string) (*process.Process, workerState, error) {
 	return p, s, err
 }
 
+// LogFile returns the path of the worker's log.
 func (w *Worker) LogFile() string { return filepath.Join(w.Dir, launch.LogFile) }
 
 // OutOfMemory reports whether the OOM killer has killed a process in the worker's cgroup.

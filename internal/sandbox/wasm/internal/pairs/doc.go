@@ -1,4 +1,4 @@
-// Package nodestore keeps the pairs of wasi:keyvalue of a namespace on the node, in a file of bbolt. Store is a wasi.Store.
+// Package pairs keeps the pairs of wasi:keyvalue of a namespace on the node, in a file of bbolt. Store is a wasi.Store.
 // Begin with New.
 //
 //	<directory of the namespace>/    pairs.db  lock  turn
@@ -9,4 +9,4 @@
 //
 // The package knows nothing of pods. Whoever made the directory decides who can write to it, and a process that can write
 // to it can damage the store, so an operation on a damaged file returns an error and never ends the process.
-package nodestore
+package pairs

@@ -1,4 +1,5 @@
-package wasm
+// Package certificates issues the certificates of pods that have none in a mount, and reports when those in mounts change.
+package certificates
 
 import (
 	"context"
@@ -25,18 +26,19 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
+// Life is how long a certificate of an Authority is valid. It is to be renewed after two thirds of that.
+const Life = 30 * 24 * time.Hour
+
 const (
-	// authorityLife is how long the node's authority is valid. leafLife is how long the certificates that the authority
-	// issues are valid. Certificates are renewed after two thirds of leafLife.
+	// authorityLife is how long the node's authority is valid.
 	authorityLife = 10 * 365 * 24 * time.Hour
-	leafLife      = 30 * 24 * time.Hour
 	// backdated is how far in the past NotBefore lies, for clients whose clocks are slow.
 	backdated = time.Hour
 )
 
-// authority is the node's certificate authority for pods without a certificate in a mount. Its files are <Root>/ca.crt
+// Authority is the node's certificate authority for pods without a certificate in a mount. Its files are ca.crt
 // and ca.key. The authority is created on first use.
-type authority struct {
+type Authority struct {
 	dir string
 
 	mu   sync.Mutex
@@ -45,21 +47,23 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-func newAuthority(dir string) *authority { return &authority{dir: dir} }
+// NewAuthority returns the authority whose files are in dir.
+func NewAuthority(dir string) *Authority { return &Authority{dir: dir} }
 
-func (a *authority) certFile() string { return filepath.Join(a.dir, "ca.crt") }
-func (a *authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
+// CertFile returns the path of the authority's certificate.
+func (a *Authority) CertFile() string { return filepath.Join(a.dir, "ca.crt") }
+func (a *Authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
 
-// issue returns a new certificate chain for the given addresses and names, and the certificate's key, both in PEM. The
+// Issue returns a new certificate chain for the given addresses and names, and the certificate's key, both in PEM. The
 // third result is when to renew the certificate.
-func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
+func (a *Authority) Issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err := a.ready(ctx); err != nil {
 		return nil, nil, renewAt, fmt.Errorf("the node's certificate authority: %w", err)
 	}
 	now := time.Now()
-	end := now.Add(leafLife)
+	end := now.Add(Life)
 	if end.After(a.cert.NotAfter) {
 		end = a.cert.NotAfter
 	}
@@ -78,13 +82,13 @@ func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string)
 }
 
 // ready reads the authority, unless it is already loaded. It creates a new authority if a file is missing or the
-// authority expires within leafLife.
-func (a *authority) ready(ctx context.Context) error {
-	if a.cert != nil && time.Until(a.cert.NotAfter) > leafLife {
+// Authority expires within Life.
+func (a *Authority) ready(ctx context.Context) error {
+	if a.cert != nil && time.Until(a.cert.NotAfter) > Life {
 		return nil
 	}
 	err := a.read()
-	if err == nil && time.Until(a.cert.NotAfter) > leafLife {
+	if err == nil && time.Until(a.cert.NotAfter) > Life {
 		return nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -93,8 +97,8 @@ func (a *authority) ready(ctx context.Context) error {
 	return a.create(ctx)
 }
 
-func (a *authority) read() error {
-	cert, err := os.ReadFile(a.certFile())
+func (a *Authority) read() error {
+	cert, err := os.ReadFile(a.CertFile())
 	if err != nil {
 		return err
 	}
@@ -104,11 +108,11 @@ func (a *authority) read() error {
 	}
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return fmt.Errorf("%s and %s are not a key pair (%w); remove both files to create a new authority: %w", a.certFile(), a.keyFile(), err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s and %s are not a key pair (%w); remove both files to create a new authority: %w", a.CertFile(), a.keyFile(), err, errdefs.ErrFailedPrecondition)
 	}
 	signer, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
 	if !ok || !pair.Leaf.IsCA {
-		return fmt.Errorf("%s is not a certificate authority with an ECDSA key: %w", a.certFile(), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s is not a certificate authority with an ECDSA key: %w", a.CertFile(), errdefs.ErrFailedPrecondition)
 	}
 	a.cert, a.pem, a.key = pair.Leaf, cert, signer
 	return nil
@@ -118,7 +122,7 @@ var fpAuthority = failpoint.New("wasm.tls.key")
 
 // create makes a new authority. It writes the certificate last, because the authority is complete once its certificate
 // exists.
-func (a *authority) create(ctx context.Context) error {
+func (a *Authority) create(ctx context.Context) error {
 	host, err := os.Hostname()
 	if err != nil {
 		return err
@@ -132,7 +136,7 @@ func (a *authority) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := ledger.RemoveFile(a.certFile()); err != nil { // so that an old certificate is never used with the new key
+	if err := ledger.RemoveFile(a.CertFile()); err != nil { // so that an old certificate is never used with the new key
 		return err
 	}
 	// The files are synced, because clients trust the authority for years.
@@ -142,7 +146,7 @@ func (a *authority) create(ctx context.Context) error {
 	if err := fpAuthority.Hit(ctx); err != nil {
 		return err
 	}
-	if err := atomicfile.Write(a.certFile(), cert, 0o644); err != nil {
+	if err := atomicfile.Write(a.CertFile(), cert, 0o644); err != nil {
 		return sandbox.DiskError(err)
 	}
 	return a.read()

@@ -49,9 +49,9 @@ const (
 	maxRoots = 8 << 20
 )
 
-// wayOut opens the connections of a pod, and sends its HTTP requests. The pod's instances share its idle connections;
+// podEgress opens the connections of a pod, and sends its HTTP requests. The pod's instances share its idle connections;
 // pods do not.
-type wayOut struct {
+type podEgress struct {
 	pod    *pod
 	limit  int64 // open sockets; 0 means unlimited
 	opened atomic.Int64
@@ -66,13 +66,13 @@ type wayOut struct {
 	secure  atomic.Pointer[http.Transport] // nil until the first request needs the authorities
 }
 
-// openWayOut makes the pod's wayOut, if the pod may call out.
-func (p *pod) openWayOut() error {
+// openEgress makes the pod's podEgress, if the pod may call out.
+func (p *pod) openEgress() error {
 	e := p.spec.Egress
 	if e == nil {
 		return nil
 	}
-	o := &wayOut{pod: p, limit: p.spec.Holdings.Sockets}
+	o := &podEgress{pod: p, limit: p.spec.Holdings.Sockets}
 	if err := o.connect(e.Dialer.File); err != nil {
 		return fmt.Errorf("pod %s: %w", p.spec.ID, err)
 	}
@@ -80,12 +80,12 @@ func (p *pod) openWayOut() error {
 	o.plain, o.h2c = o.transport(nil), o.transport(nil)
 	o.h2c.Protocols = new(http.Protocols)
 	o.h2c.Protocols.SetUnencryptedHTTP2(true)
-	p.wayOut = o
+	p.egress = o
 	return nil
 }
 
 // secureTransport returns the transport for https. It reads the pod's authorities first.
-func (o *wayOut) secureTransport() (*http.Transport, error) {
+func (o *podEgress) secureTransport() (*http.Transport, error) {
 	o.opening.Lock()
 	defer o.opening.Unlock()
 	if t := o.secure.Load(); t != nil {
@@ -101,7 +101,7 @@ func (o *wayOut) secureTransport() (*http.Transport, error) {
 }
 
 // roots reads the pod's authorities. It logs an error.
-func (o *wayOut) roots() (*x509.CertPool, error) {
+func (o *podEgress) roots() (*x509.CertPool, error) {
 	roots, err := o.pod.worker.roots.read(o.pod.spec.Egress.Roots.File)
 	if err != nil {
 		o.pod.output.logLine(fmt.Sprintf("tripod: the authorities for outgoing connections: %v", err))
@@ -109,9 +109,9 @@ func (o *wayOut) roots() (*x509.CertPool, error) {
 	return roots, err
 }
 
-// connect makes the wayOut use a connection to the dialer, and closes the file and the previous connection. It returns
+// connect makes the podEgress use a connection to the dialer, and closes the file and the previous connection. It returns
 // errdefs.ErrFailedPrecondition after close.
-func (o *wayOut) connect(dialer *os.File) error {
+func (o *podEgress) connect(dialer *os.File) error {
 	if dialer == nil {
 		return fmt.Errorf("no connection to the dialer was passed: %w", errdefs.ErrInvalidArgument)
 	}
@@ -137,8 +137,8 @@ func (o *wayOut) connect(dialer *os.File) error {
 	return nil
 }
 
-// close ends the wayOut. The guests' requests have ended by then.
-func (o *wayOut) close() {
+// close ends the podEgress. The guests' requests have ended by then.
+func (o *podEgress) close() {
 	o.connecting.Lock()
 	o.closed = true
 	o.client.Load().Close()
@@ -146,15 +146,15 @@ func (o *wayOut) close() {
 	o.closeIdle()
 }
 
-// sockets returns the number of open connections. A nil wayOut has none.
-func (o *wayOut) sockets() int64 {
+// sockets returns the number of open connections. A nil podEgress has none.
+func (o *podEgress) sockets() int64 {
 	if o == nil {
 		return 0
 	}
 	return o.opened.Load()
 }
 
-func (o *wayOut) transport(config *tls.Config) *http.Transport {
+func (o *podEgress) transport(config *tls.Config) *http.Transport {
 	return &http.Transport{
 		DialContext: o.dial, TLSClientConfig: config, ForceAttemptHTTP2: true, DisableCompression: true,
 		MaxIdleConns: maxIdleConns, MaxIdleConnsPerHost: maxIdlePerHost, IdleConnTimeout: idleConnTime,
@@ -165,7 +165,7 @@ func (o *wayOut) transport(config *tls.Config) *http.Transport {
 }
 
 // RoundTrip implements http.RoundTripper. Errors that only the dialer knows are *wasihttp.CodeError.
-func (o *wayOut) RoundTrip(r *http.Request) (*http.Response, error) {
+func (o *podEgress) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = withOption(r)
 	if r.URL.Scheme != "https" {
 		return o.plain.RoundTrip(r)
@@ -196,20 +196,20 @@ func withOption(r *http.Request) *http.Request {
 	return r
 }
 
-// grpcWayOut sends the requests of gRPC calls, for which targets without TLS get HTTP/2.
-type grpcWayOut struct{ *wayOut }
+// grpcEgress sends the requests of gRPC calls, for which targets without TLS get HTTP/2.
+type grpcEgress struct{ *podEgress }
 
 // RoundTrip implements http.RoundTripper.
-func (o grpcWayOut) RoundTrip(r *http.Request) (*http.Response, error) {
+func (o grpcEgress) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme != "https" {
 		return o.h2c.RoundTrip(r)
 	}
-	return o.wayOut.RoundTrip(r)
+	return o.podEgress.RoundTrip(r)
 }
 
 // dial opens a TCP connection for a transport. The transports call it for each new connection, so each is compared with
 // the pod's rules, wherever a redirect or a name leads.
-func (o *wayOut) dial(ctx context.Context, _, address string) (net.Conn, error) {
+func (o *podEgress) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	host, text, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, &wasihttp.CodeError{Code: "HTTP-request-URI-invalid"}
@@ -230,7 +230,7 @@ var errSockets = &egress.Error{Code: egress.CodeLimit, Message: "the limit of op
 
 // open opens a socket, which counts until it is closed. If there are too many, it first closes connections that nobody
 // uses.
-func (o *wayOut) open(ctx context.Context, network, host string, port uint16) (*countedConn, error) {
+func (o *podEgress) open(ctx context.Context, network, host string, port uint16) (*countedConn, error) {
 	if !o.take() {
 		o.closeIdle()
 		if !o.take() {
@@ -246,7 +246,7 @@ func (o *wayOut) open(ctx context.Context, network, host string, port uint16) (*
 }
 
 // closeIdle closes the connections that no request uses.
-func (o *wayOut) closeIdle() {
+func (o *podEgress) closeIdle() {
 	o.plain.CloseIdleConnections()
 	o.h2c.CloseIdleConnections()
 	if secure := o.secure.Load(); secure != nil {
@@ -258,7 +258,7 @@ func (o *wayOut) closeIdle() {
 }
 
 // take counts a socket. It returns false at the limit of the pod or of the worker.
-func (o *wayOut) take() bool {
+func (o *podEgress) take() bool {
 	if n := o.opened.Add(1); o.limit > 0 && n > o.limit {
 		o.opened.Add(-1)
 		return false
@@ -270,7 +270,7 @@ func (o *wayOut) take() bool {
 	return true
 }
 
-func (o *wayOut) give() {
+func (o *podEgress) give() {
 	o.opened.Add(-1)
 	o.pod.worker.sockets.Add(-1)
 }
@@ -362,4 +362,4 @@ func (c *rootCache) read(file *os.File) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-var _ http.RoundTripper = (*wayOut)(nil)
+var _ http.RoundTripper = (*podEgress)(nil)

@@ -13,15 +13,16 @@ import (
 
 	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/nodestore"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/pairs"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// storeOfNode is the value of the annotation keyvalue for the node's own store.
-const storeOfNode = "node"
+// storeInterface is the interface without which a component uses no store.
+const storeInterface = "wasi:keyvalue/store"
 
 // Pairs bound the store that the node keeps for each namespace. Bytes of 0 means that there are none.
-type Pairs = nodestore.Limits
+type Pairs = pairs.Limits
 
 // namespaceName matches the names of namespaces (RFC 1123 labels), which name the stores' directories.
 var namespaceName = lazyregexp.New(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
@@ -30,26 +31,26 @@ var namespaceName = lazyregexp.New(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 func storesDir(root string) string { return filepath.Join(root, "keyvalue") }
 
 // validateStore checks that the node has a store for a pod that uses it.
-func (b *Backend) validateStore(o options, p *sandbox.Pod) error {
+func (b *Backend) validateStore(o annotations.Options, p *sandbox.Pod) error {
 	namespace := p.Config.GetMetadata().GetNamespace()
 	switch {
-	case o.store != storeOfNode:
+	case o.Store != annotations.StoreOfNode:
 		return nil
 	case b.cfg.Pairs.Bytes == 0:
-		return fmt.Errorf("annotation %s: this node keeps no pairs (wasm.keyvalue_bytes is 0): %w", b.cfg.LabelPrefix+keyStore, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("annotation %s: this node keeps no pairs (wasm.keyvalue_bytes is 0): %w", b.cfg.LabelPrefix+annotations.KeyStore, errdefs.ErrInvalidArgument)
 	case !namespaceName().MatchString(namespace):
-		return fmt.Errorf("annotation %s: the namespace %q is not a DNS label: %w", b.cfg.LabelPrefix+keyStore, namespace, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("annotation %s: the namespace %q is not a DNS label: %w", b.cfg.LabelPrefix+annotations.KeyStore, namespace, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }
 
 // openStore sets the store for wasi:keyvalue in the specification of a container that uses it.
-func (b *Backend) openStore(o options, p *sandbox.Pod, loaded workerapi.Loaded, spec *workerapi.PodSpec) (err error) {
+func (b *Backend) openStore(o annotations.Options, p *sandbox.Pod, loaded workerapi.Loaded, spec *workerapi.PodSpec) (err error) {
 	switch {
-	case o.store == "" || !imports(loaded, storeInterface):
+	case o.Store == "" || !imports(loaded, storeInterface):
 		return nil
-	case o.store != storeOfNode:
-		spec.KeyValue, err = b.storeURL(o, spec.Env)
+	case o.Store != annotations.StoreOfNode:
+		spec.KeyValue, err = o.StoreURL(b.cfg.LabelPrefix, spec.Env)
 		return err
 	}
 	if err := b.validateStore(o, p); err != nil {
@@ -69,7 +70,7 @@ func (b *Backend) makeStore(namespace string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := nodestore.Own(dir, b.cfg.UID, b.cfg.GID); err != nil { // wasm.user may have changed
+	if err := pairs.Own(dir, b.cfg.UID, b.cfg.GID); err != nil { // wasm.user may have changed
 		return nil, err
 	}
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -94,7 +95,7 @@ func Stores(root string) ([]StoreInfo, error) {
 	}
 	var all []StoreInfo
 	for _, e := range entries {
-		size, changed, err := nodestore.Stat(filepath.Join(storesDir(root), e.Name()))
+		size, changed, err := pairs.Stat(filepath.Join(storesDir(root), e.Name()))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -113,8 +114,8 @@ func RemoveStore(ctx context.Context, root, namespace string) error {
 		return fmt.Errorf("the namespace %q is not a DNS label: %w", namespace, errdefs.ErrInvalidArgument)
 	}
 	dir := filepath.Join(storesDir(root), namespace)
-	if _, _, err := nodestore.Stat(dir); errors.Is(err, os.ErrNotExist) {
+	if _, _, err := pairs.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the namespace %q has no pairs on this node: %w", namespace, errdefs.ErrNotFound)
 	}
-	return nodestore.Remove(ctx, dir)
+	return pairs.Remove(ctx, dir)
 }

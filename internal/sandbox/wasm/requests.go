@@ -9,19 +9,19 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/collector"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/router"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/requests"
 )
 
 // Components is the node's component map. *node.Index implements it.
-type Components = router.Components
+type Components = requests.Components
 
 // RouteConfig configures the addresses of the node's router.
-type RouteConfig = router.ServeConfig
+type RouteConfig = requests.ServeConfig
 
 // Route accepts requests at the configured addresses of the node until the returned function is called. It forwards
 // each request to a pod that runs the requested component.
 func (b *Backend) Route(ctx context.Context, components Components, c RouteConfig) (stop func(), err error) {
-	return router.Open(ctx, router.Config{Components: components, Services: b.servicesOf, Dial: b.dialData, Logger: c.Logger}, c)
+	return requests.Open(ctx, requests.Config{Components: components, Services: b.servicesOf, Dial: b.dialData, Logger: c.Logger}, c)
 }
 
 // Collectors returns Prometheus collectors for the metrics of components and of their compilations.

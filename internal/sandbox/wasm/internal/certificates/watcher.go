@@ -1,7 +1,6 @@
-package wasm
+package certificates
 
 import (
-	"context"
 	"log/slog"
 	"maps"
 	"slices"
@@ -16,13 +15,15 @@ import (
 // can write a file in several steps, and the daemon must not read it in between.
 const settleTime = 200 * time.Millisecond
 
-// certWatcher reports changes to the certificate files of running containers. All containers share one inotify
+// Watcher reports changes to the certificate files of running containers. All containers share one inotify
 // instance, because the kernel allows each user only a few (fs.inotify.max_user_instances).
-type certWatcher struct {
-	log     *slog.Logger
-	notify  *fsnotify.Watcher
-	changed func(id string)
-	done    chan struct{}
+type Watcher struct {
+	// Changed is called when the files of a container may have changed. It is set before the first call of Follow.
+	Changed func(id string)
+
+	log    *slog.Logger
+	notify *fsnotify.Watcher
+	done   chan struct{}
 
 	mu     sync.Mutex
 	dirs   map[string]map[string]bool // containers by directory
@@ -30,12 +31,13 @@ type certWatcher struct {
 	timers map[string]*time.Timer     // by directory
 }
 
-func newCertWatcher(log *slog.Logger) (*certWatcher, error) {
+// NewWatcher returns a watcher of no files. The caller must call Close.
+func NewWatcher(log *slog.Logger) (*Watcher, error) {
 	notify, err := fsnotify.NewWatcher()
 	if err != nil {
 		return nil, err
 	}
-	w := &certWatcher{
+	w := &Watcher{
 		log: log, notify: notify, done: make(chan struct{}),
 		dirs: map[string]map[string]bool{}, dirOf: map[string]string{}, timers: map[string]*time.Timer{},
 	}
@@ -43,7 +45,8 @@ func newCertWatcher(log *slog.Logger) (*certWatcher, error) {
 	return w, nil
 }
 
-func (w *certWatcher) close() {
+// Close ends the watcher.
+func (w *Watcher) Close() {
 	_ = w.notify.Close()
 	<-w.done
 	w.mu.Lock()
@@ -53,8 +56,8 @@ func (w *certWatcher) close() {
 	}
 }
 
-// follow watches the directory of a container's certificate.
-func (w *certWatcher) follow(id, dir string) {
+// Follow watches the directory of a container's certificate.
+func (w *Watcher) Follow(id, dir string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.dirs[dir] == nil {
@@ -67,8 +70,8 @@ func (w *certWatcher) follow(id, dir string) {
 	w.dirs[dir][id], w.dirOf[id] = true, dir
 }
 
-// forget stops watching the certificate of a container.
-func (w *certWatcher) forget(id string) {
+// Forget stops watching the certificate of a container.
+func (w *Watcher) Forget(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	dir, ok := w.dirOf[id]
@@ -83,7 +86,7 @@ func (w *certWatcher) forget(id string) {
 	}
 }
 
-func (w *certWatcher) run() {
+func (w *Watcher) run() {
 	defer close(w.done)
 	for {
 		select {
@@ -103,7 +106,7 @@ func (w *certWatcher) run() {
 
 // postpone schedules a report about the directory of a changed file. Further changes postpone the report, until the
 // directory has been unchanged for settleTime.
-func (w *certWatcher) postpone(name string) {
+func (w *Watcher) postpone(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for dir := range w.dirs {
@@ -118,37 +121,12 @@ func (w *certWatcher) postpone(name string) {
 	}
 }
 
-func (w *certWatcher) report(dir string) {
+func (w *Watcher) report(dir string) {
 	w.mu.Lock()
 	delete(w.timers, dir)
 	ids := slices.Collect(maps.Keys(w.dirs[dir]))
 	w.mu.Unlock()
 	for _, id := range ids {
-		w.changed(id)
+		w.Changed(id)
 	}
-}
-
-// followCertificate watches the certificate of a container if the certificate is from a mount.
-func (b *Backend) followCertificate(id string, l *life) {
-	o, err := b.optionsOf(l.pod, l.container)
-	if err != nil || o.tls == tlsGenerated || o.tls == tlsOff {
-		return
-	}
-	b.watcher.follow(id, hostPathOf(l.container.Config.GetMounts(), o.tls))
-}
-
-// certificateChanged replaces the certificate of a running container with the one in its mount. If the new certificate
-// is invalid, the previous one stays in use.
-func (b *Backend) certificateChanged(id string) {
-	h := b.ledger.Loaded(id)
-	if h == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
-	defer cancel()
-	if err := b.renew(ctx, h); err != nil {
-		b.log.Error("replace certificate failed; the previous one stays in use", "container", id, "err", err)
-		return
-	}
-	b.log.Info("certificate replaced", "container", id)
 }

@@ -1,4 +1,4 @@
-package nodestore
+package pairs
 
 import (
 	"bytes"

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestWayOutBoundsHeaders: a transport refuses the header of a response that is larger than maxAnswerHeader.
-func TestWayOutBoundsHeaders(t *testing.T) {
+// TestEgressBoundsHeaders: a transport refuses the header of a response that is larger than maxAnswerHeader.
+func TestEgressBoundsHeaders(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			for _, name := range []string{"A", "B", "C"} {
@@ -34,7 +34,7 @@ func TestWayOutBoundsHeaders(t *testing.T) {
 		server.EnableHTTP2 = h2
 		server.StartTLS()
 		defer server.Close()
-		transport := (&wayOut{}).transport(server.Client().Transport.(*http.Transport).TLSClientConfig)
+		transport := (&podEgress{}).transport(server.Client().Transport.(*http.Transport).TLSClientConfig)
 		transport.DialContext = nil
 		defer transport.CloseIdleConnections()
 		get := func(path string) error {
@@ -52,7 +52,7 @@ func TestWayOutBoundsHeaders(t *testing.T) {
 	}
 }
 
-// TestConnectionOption: a request with te has the connection option te over HTTP/1.1 on every way out, once, and never
+// TestConnectionOption: a request with te has the connection option te over HTTP/1.1 on every transport, once, and never
 // over HTTP/2, also when a transport repeats the request over another protocol.
 func TestConnectionOption(t *testing.T) {
 	sent := make(chan string, 1)
@@ -100,7 +100,7 @@ func TestConnectionOption(t *testing.T) {
 	}
 	plain, secure := serve(nil), serve(&tls.Config{Certificates: h2.TLS.Certificates, NextProtos: []string{"http/1.1"}})
 	var upgraded atomic.Bool // the server speaks HTTP/2 on new connections
-	o := &wayOut{}
+	o := &podEgress{}
 	transport := func(config *tls.Config) *http.Transport {
 		to := o.transport(config)
 		to.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -128,7 +128,7 @@ func TestConnectionOption(t *testing.T) {
 		require.Equal(t, before, r.Header)
 		return <-sent
 	}
-	for way, url := range map[http.RoundTripper]string{o: "http://" + plain, grpcWayOut{o}: "https://" + secure} {
+	for way, url := range map[http.RoundTripper]string{o: "http://" + plain, grpcEgress{o}: "https://" + secure} {
 		for range 2 { // the second request uses the same connection
 			head := get(way, url+"/first", "trailers")
 			require.Equal(t, 1, strings.Count(head, "\r\nConnection: te\r\n"), head)
@@ -157,7 +157,7 @@ func TestNoDialerAfterTheExit(t *testing.T) {
 		_, err := dialers.Read(make([]byte, 1))
 		require.ErrorIs(t, err, io.EOF)
 	}
-	o := &wayOut{pod: &pod{}, plain: &http.Transport{}, h2c: &http.Transport{}}
+	o := &podEgress{pod: &pod{}, plain: &http.Transport{}, h2c: &http.Transport{}}
 	workers, dialers := pair()
 	require.NoError(t, o.connect(workers))
 	o.close()

@@ -1,4 +1,4 @@
-// Package router accepts requests at addresses of the node and forwards each request to a pod that runs the requested
+// Package requests accepts requests at addresses of the node and forwards each request to a pod that runs the requested
 // component. Begin with Router.ServeHTTP.
 //
 //	client ──► HTTP/3, HTTP/2, h2c ──► Router ──► least loaded running container ──► its worker's data socket, h2c
@@ -13,4 +13,4 @@
 // first one could not be reached: no request is ever sent twice.
 //
 // The package imports neither the node nor the backend. The backend passes the map and a dialer.
-package router
+package requests
