@@ -17,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 	imagestore "github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/registry"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
@@ -166,7 +167,7 @@ func leb(n uint64) []byte {
 
 // push sends the artifact to the registry at addr.
 func (c component) push(ctx context.Context, addr string) error {
-	_, err := imagestore.Registries{PlainHTTP: true}.Push(ctx, addr+"/"+c.name, nil, nil, c.Manifest, c.Blobs...)
+	_, err := imagestore.Push(ctx, registry.Config{PlainHTTP: true}, addr+"/"+c.name, nil, nil, c.Manifest, c.Blobs...)
 	return err
 }
 

@@ -93,7 +93,7 @@ func (k *ComponentCheck) loadImage(ctx context.Context, ref string) (*pushed, er
 	if err != nil {
 		return nil, err
 	}
-	fetched, err := k.registries.FetchComponent(ctx, ref, auth)
+	fetched, err := image.FetchComponent(ctx, k.registries.Config, ref, auth)
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/registry"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
@@ -80,7 +81,7 @@ func (a *App) PushCommand() *cobra.Command {
 
 // registryFlags say how to reach a registry without a node.
 type registryFlags struct {
-	image.Registries
+	registry.Config
 	creds string
 }
 
@@ -93,12 +94,12 @@ func (r *registryFlags) flags(f *pflag.FlagSet) {
 }
 
 // auth returns the login that the flags give, or nil.
-func (r *registryFlags) auth() (*image.Auth, error) {
+func (r *registryFlags) auth() (*registry.Auth, error) {
 	creds, err := parseCreds(r.creds)
 	if creds == nil {
 		return nil, err
 	}
-	return &image.Auth{Username: creds.GetUsername(), Password: creds.GetPassword()}, nil
+	return &registry.Auth{Username: creds.GetUsername(), Password: creds.GetPassword()}, nil
 }
 
 // dockerConfig returns the path of the file where docker login stores logins.
@@ -255,7 +256,7 @@ func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, bl
 		return "", err
 	}
 	shown := p.app.newProgress("pushing " + ref)
-	name, err := p.registries.Push(ctx, ref, auth, func(sent image.Progress) { shown.set(sent.Done, sent.Total) }, manifest, blobs...)
+	name, err := image.Push(ctx, p.registries.Config, ref, auth, func(sent image.Progress) { shown.set(sent.Done, sent.Total) }, manifest, blobs...)
 	shown.end(err)
 	return name, err
 }

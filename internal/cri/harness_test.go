@@ -26,6 +26,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/registry"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -209,7 +210,7 @@ type memoryImages struct {
 	byName map[string]image.Image
 	// pullError is the error of every pull.
 	pullError error
-	auth      *image.Auth
+	auth      *registry.Auth
 }
 
 func newMemoryImages() *memoryImages {

@@ -10,6 +10,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // PullImage pulls an image and returns its ID, which other calls accept as the image's name.
@@ -56,12 +57,12 @@ func pullError(ctx context.Context, err error) error {
 }
 
 // login reads the request's credentials. For a registry without credentials the kubelet sends an empty message.
-func login(a *runtimeapi.AuthConfig) *image.Auth {
-	auth := image.Auth{
+func login(a *runtimeapi.AuthConfig) *registry.Auth {
+	auth := registry.Auth{
 		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
 		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
 	}
-	if auth == (image.Auth{ServerAddress: auth.ServerAddress}) {
+	if auth == (registry.Auth{ServerAddress: auth.ServerAddress}) {
 		return nil
 	}
 	return &auth

@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 func spec(name string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Image: name} }
@@ -131,7 +132,7 @@ func TestLogin(t *testing.T) {
 	_, err := d.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: spec("x"), Auth: &runtimeapi.AuthConfig{
 		Username: "u", Password: "p", Auth: "a", ServerAddress: "s", IdentityToken: "i", RegistryToken: "r"}})
 	must(t, err)
-	want := image.Auth{Username: "u", Password: "p", Auth: "a", ServerAddress: "s", IdentityToken: "i", RegistryToken: "r"}
+	want := registry.Auth{Username: "u", Password: "p", Auth: "a", ServerAddress: "s", IdentityToken: "i", RegistryToken: "r"}
 	if d.images.auth == nil || *d.images.auth != want {
 		t.Errorf("credentials at the image store: got %v, want %v", d.images.auth, want)
 	}

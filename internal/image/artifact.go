@@ -15,6 +15,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // fileNames returns the names that an artifact's blobs have in a volume: their titles (ORAS and other tools set these),
@@ -36,15 +38,15 @@ func (s *Store) viewArtifact(ctx context.Context, key string, e *entry) ([]mount
 	names := e.details.files
 	for i, name := range names {
 		if !fs.ValidPath(name) || name == "." || strings.Contains(name, "\x00") {
-			return nil, invalidf("volume %q: image %s has a file with the title %q, which is not a path inside a directory", key, e.image.ID, name)
+			return nil, failure.Invalidf("volume %q: image %s has a file with the title %q, which is not a path inside a directory", key, e.image.ID, name)
 		}
 		if slices.Contains(names[:i], name) {
-			return nil, invalidf("volume %q: image %s has two files with the title %q", key, e.image.ID, name)
+			return nil, failure.Invalidf("volume %q: image %s has two files with the title %q", key, e.image.ID, name)
 		}
 	}
 	mounts, err := s.artifactDir(s.withNamespace(ctx), key, e)
 	if err != nil {
-		return nil, fmt.Errorf("volume %q of image %s: %w", key, e.image.ID, withClass(err))
+		return nil, fmt.Errorf("volume %q of image %s: %w", key, e.image.ID, failure.WithClass(err))
 	}
 	if len(mounts) != 1 || mounts[0].Type != "bind" {
 		return nil, fmt.Errorf("volume %q: the snapshot has the mounts %v: %w", key, mounts, errdefs.ErrNotImplemented)
@@ -101,7 +103,7 @@ func (s *Store) linkBlob(ctx context.Context, blob ocispec.Descriptor, root *os.
 	}
 	if dir := path.Dir(name); dir != "." {
 		if err := root.MkdirAll(dir, 0o755); err != nil {
-			return invalidf("its directory: %v", err)
+			return failure.Invalidf("its directory: %v", err)
 		}
 	}
 	if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

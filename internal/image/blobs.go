@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 type blobState int
@@ -74,20 +76,20 @@ func (s *Store) dropDamaged(ctx context.Context, desc ocispec.Descriptor) error 
 func (s *Store) readBlob(ctx context.Context, desc ocispec.Descriptor) ([]byte, error) {
 	ra, err := s.content.ReaderAt(ctx, desc)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &corruptError{desc.Digest}
+		return nil, &failure.CorruptError{Digest: desc.Digest}
 	} else if err != nil {
 		return nil, err
 	}
 	defer ra.Close()
 	if ra.Size() != desc.Size {
-		return nil, &corruptError{desc.Digest}
+		return nil, &failure.CorruptError{Digest: desc.Digest}
 	}
 	data := make([]byte, desc.Size)
 	if n, err := ra.ReadAt(data, 0); int64(n) != desc.Size {
 		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, err)
 	}
 	if desc.Digest.Algorithm().FromBytes(data) != desc.Digest {
-		return nil, &corruptError{desc.Digest}
+		return nil, &failure.CorruptError{Digest: desc.Digest}
 	}
 	return data, nil
 }
@@ -102,8 +104,8 @@ func (s *Store) blobPath(dgst digest.Digest) string {
 // blob, so that they are pulled again.
 func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
 	file, err := s.OpenOptionalBlob(ctx, desc)
-	if corrupt, ok := errors.AsType[*corruptError](err); ok {
-		return nil, s.lostBlob(s.withNamespace(ctx), corrupt.digest)
+	if corrupt, ok := errors.AsType[*failure.CorruptError](err); ok {
+		return nil, s.lostBlob(s.withNamespace(ctx), corrupt.Digest)
 	}
 	return file, err
 }
@@ -119,13 +121,13 @@ func (s *Store) OpenOptionalBlob(ctx context.Context, desc ocispec.Descriptor) (
 		return nil, fmt.Errorf("blob %s: %w", desc.Digest, err)
 	}
 	defer func() {
-		if _, corrupt := errors.AsType[*corruptError](err); corrupt {
+		if _, corrupt := errors.AsType[*failure.CorruptError](err); corrupt {
 			s.badBlobs.Store(desc.Digest.String(), true)
 		}
 	}()
 	file, err := os.Open(s.blobPath(desc.Digest))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &corruptError{desc.Digest}
+		return nil, &failure.CorruptError{Digest: desc.Digest}
 	} else if err != nil {
 		return nil, err
 	}
@@ -140,7 +142,7 @@ func (s *Store) OpenOptionalBlob(ctx context.Context, desc ocispec.Descriptor) (
 		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, err)
 	}
 	if n != desc.Size || !verifier.Verified() {
-		return nil, &corruptError{desc.Digest}
+		return nil, &failure.CorruptError{Digest: desc.Digest}
 	}
 	_, err = file.Seek(0, io.SeekStart)
 	return file, err
@@ -161,5 +163,5 @@ func (s *Store) lostBlob(ctx context.Context, dgst digest.Digest) error {
 			return err
 		}
 	}
-	return errors.Join(&corruptError{dgst}, s.dropBlob(ctx, dgst))
+	return errors.Join(&failure.CorruptError{Digest: dgst}, s.dropBlob(ctx, dgst))
 }

@@ -10,6 +10,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // Media types of artifacts with a component.
@@ -81,11 +82,11 @@ func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
 		case layer.MediaType == MediaTypeEnvelope:
 			into, limit = &c.Envelope, limits.DocumentBytes
 		default:
-			return nil, invalidf("a Wasm artifact has a layer of the type %q; it may have %s, %s, %s, %s and %s",
+			return nil, failure.Invalidf("a Wasm artifact has a layer of the type %q; it may have %s, %s, %s, %s and %s",
 				layer.MediaType, MediaTypeWasm, MediaTypeDescriptorSet, MediaTypeMetadata, MediaTypeWasmCode, MediaTypeEnvelope)
 		}
 		if into.Digest != "" {
-			return nil, invalidf("a Wasm artifact has two layers of the type %q, %s and %s", layer.MediaType, into.Digest, layer.Digest)
+			return nil, failure.Invalidf("a Wasm artifact has two layers of the type %q, %s and %s", layer.MediaType, into.Digest, layer.Digest)
 		}
 		if err := checkDescriptor("layer", layer, limit); err != nil {
 			return nil, err
@@ -93,7 +94,7 @@ func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
 		*into = strip(layer)
 	}
 	if c.Wasm.Digest == "" {
-		return nil, invalidf("a Wasm artifact (config type %q) has no layer of the type %s", m.Config.MediaType, MediaTypeWasm)
+		return nil, failure.Invalidf("a Wasm artifact (config type %q) has no layer of the type %s", m.Config.MediaType, MediaTypeWasm)
 	}
 	return c, nil
 }

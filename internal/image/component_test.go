@@ -16,6 +16,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // wasmOf returns a core module that holds text in a custom section.
@@ -291,7 +293,7 @@ func TestEntrypointUnderManyLayers(t *testing.T) {
 
 func TestPush(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	registries := Registries{PlainHTTP: true}
+	registries := registry.Config{PlainHTTP: true}
 	wasm := NewBlob(MediaTypeWasm, wasmOf("pushed"))
 	art := artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm.Data)
 	document := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":%d},"layers":[{"mediaType":%q,"digest":%q,"size":%d}]}`,
@@ -300,7 +302,7 @@ func TestPush(t *testing.T) {
 	blobs := []Blob{NewBlob(MediaTypeWasmConfig, art.blobs[0]), wasm}
 	ref := reg.ref("some/app:1")
 	var sent []Progress
-	name, err := registries.Push(t.Context(), ref, nil, func(p Progress) { sent = append(sent, p) }, manifest, blobs...)
+	name, err := Push(t.Context(), registries, ref, nil, func(p Progress) { sent = append(sent, p) }, manifest, blobs...)
 	check(t, err)
 	total := manifest.Size + blobs[0].Size + blobs[1].Size
 	if last := sent[len(sent)-1]; len(sent) < 2*len(blobs) || last.Done != total || sent[0].Total != total || last.Current != manifest.Digest {
@@ -314,29 +316,29 @@ func TestPush(t *testing.T) {
 		t.Errorf("pulled image: got %+v, want manifest %s", img, manifest.Digest)
 	}
 	reg.forget()
-	_, err = registries.Push(t.Context(), ref, nil, nil, manifest, blobs...)
+	_, err = Push(t.Context(), registries, ref, nil, nil, manifest, blobs...)
 	check(t, err)
 	if n := reg.count("PUT") + reg.count("POST") + reg.count("PATCH"); n != 0 {
 		t.Errorf("second push of the same image: got %d writes, want 0", n)
 	}
-	_, err = registries.Push(t.Context(), reg.ref("some/app@")+wasm.Digest.String(), nil, nil, manifest, blobs...)
+	_, err = Push(t.Context(), registries, reg.ref("some/app@")+wasm.Digest.String(), nil, nil, manifest, blobs...)
 	wantError(t, err, errdefs.IsInvalidArgument, manifest.Digest.String())
 
 	reg.guard("me", "secret")
-	_, err = registries.Push(t.Context(), ref, nil, nil, manifest, blobs...)
+	_, err = Push(t.Context(), registries, ref, nil, nil, manifest, blobs...)
 	wantError(t, err, errdefs.IsUnauthorized, "some/app:1", "push")
-	_, err = registries.Push(t.Context(), reg.ref("some/app:2"), &Auth{Username: "me", Password: "secret"}, nil, manifest, blobs...)
+	_, err = Push(t.Context(), registries, reg.ref("some/app:2"), &registry.Auth{Username: "me", Password: "secret"}, nil, manifest, blobs...)
 	check(t, err)
 	reg.setHook(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return true
 	})
-	_, err = registries.Push(t.Context(), ref, nil, nil, manifest, blobs...)
+	_, err = Push(t.Context(), registries, ref, nil, nil, manifest, blobs...)
 	wantError(t, err, errdefs.IsUnavailable, ref)
 	// Pushes go to the hosts in hosts.toml, too.
 	reg.setHook(nil)
-	elsewhere := Registries{HostsDir: []string{hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n", reg.URL))}}
-	_, err = elsewhere.Push(t.Context(), "registry.example/some/app:3", nil, nil, manifest, blobs...)
+	elsewhere := registry.Config{HostsDir: []string{hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n", reg.URL))}}
+	_, err = Push(t.Context(), elsewhere, "registry.example/some/app:3", nil, nil, manifest, blobs...)
 	check(t, err)
 	pull(t, s, reg.ref("some/app:3"))
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
+
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // Config configures the store. Only Root is required.
@@ -39,7 +41,7 @@ type Config struct {
 	ResumeWindow time.Duration
 	// DockerConfig is the path of a docker config.json whose "auths" apply to pulls without a login of their own.
 	DockerConfig string
-	// RefuseDowngrades is that of Registries.
+	// RefuseDowngrades is that of registry.Config.
 	RefuseDowngrades bool
 	// SignaturePolicy is the path of a policy.json (containers-policy.json(5)) that every pulled image must meet. It is
 	// read at each pull; a missing or invalid file refuses every pull. Empty means that no signature is checked.
@@ -57,9 +59,6 @@ type Config struct {
 	// Logger receives the messages of the store and of the libraries that it uses; nil means slog.Default.
 	Logger *slog.Logger
 }
-
-// defaultDocumentBytes is the default of Limits.DocumentBytes, and the most that is read of a manifest whose type is not given.
-const defaultDocumentBytes = 8 << 20
 
 // Limits bounds what the store accepts from a registry. A zero field means its default.
 type Limits struct {
@@ -84,7 +83,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.PullTimeout, 6*time.Hour)
 	setDefault(&c.ProgressTimeout, time.Minute)
 	setDefault(&c.ResumeWindow, 24*time.Hour)
-	setDefault(&c.Limits.DocumentBytes, defaultDocumentBytes)
+	setDefault(&c.Limits.DocumentBytes, registry.MaxDocumentBytes)
 	setDefault(&c.Limits.ComponentBytes, 128<<20)
 	setDefault(&c.Limits.IndexDepth, 4)
 	setDefault(&c.Limits.Layers, 128)

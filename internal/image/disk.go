@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
@@ -91,7 +92,7 @@ func isDisk(mediaType string) bool {
 // diskOf returns the disk of an artifact. The disk must be the artifact's only layer.
 func diskOf(m ocispec.Manifest) (*diskLayer, error) {
 	if len(m.Layers) != 1 {
-		return nil, invalidf("an artifact with a disk has %d layers; it must have one, the disk", len(m.Layers))
+		return nil, failure.Invalidf("an artifact with a disk has %d layers; it must have one, the disk", len(m.Layers))
 	}
 	d := &diskLayer{Descriptor: strip(m.Layers[0]), layout: LayoutDiskArtifact}
 	d.format, d.compression, _ = diskTypeOf(d.MediaType)
@@ -164,7 +165,7 @@ func (s *Store) openDiskFiles(ctx context.Context, d *details) (files *DiskFiles
 		})
 		return files, err
 	}
-	return nil, invalidf("a %s has no disk", d.kind)
+	return nil, failure.Invalidf("a %s has no disk", d.kind)
 }
 
 // openArtifact opens an artifact's disk, checks it against its digest, and reads its size.
@@ -208,7 +209,7 @@ func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 		}
 	}
 	if size == 0 {
-		return invalidf("the disk is empty")
+		return failure.Invalidf("the disk is empty")
 	}
 	f.Disk, f.DiskPath, f.Format = disk, path, format
 	f.VirtualSize = (size + 511) &^ 511 // QEMU rounds up, too

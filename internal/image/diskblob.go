@@ -21,6 +21,7 @@ import (
 	"github.com/therootcompany/xz"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 var failDiskUnpack = failpoint.New("image.disk.unpack")
@@ -70,13 +71,13 @@ func compressionByContent(head []byte) string {
 func plainHead(compression string, packed io.Reader) ([]byte, error) {
 	plain, err := decompressors[compression](packed)
 	if err != nil {
-		return nil, invalidf("%s: %v", compression, err)
+		return nil, failure.Invalidf("%s: %v", compression, err)
 	}
 	defer plain.Close()
 	head := make([]byte, 512)
 	n, err := io.ReadFull(plain, head)
 	if err != nil && err != io.EOF && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil, invalidf("%s: %v", compression, err)
+		return nil, failure.Invalidf("%s: %v", compression, err)
 	}
 	return head[:n], nil
 }
@@ -170,7 +171,7 @@ func (s *Store) openDerived(ctx context.Context, source digest.Digest, derive fu
 			return nil, err
 		}
 		file, err := s.openVerified(ctx, desc)
-		if corrupt, ok := errors.AsType[*corruptError](err); ok && !again && corrupt.digest != source {
+		if corrupt, ok := errors.AsType[*failure.CorruptError](err); ok && !again && corrupt.Digest != source {
 			continue
 		}
 		return file, err
@@ -316,7 +317,7 @@ func (s *Store) decompressDisk(ctx context.Context, layer *diskLayer, w io.Write
 		return 0, errors.Join(err, readErr)
 	}
 	if packed.digester.Digest() != layer.Digest {
-		return 0, &corruptError{layer.Digest}
+		return 0, &failure.CorruptError{Digest: layer.Digest}
 	}
 	return size, err
 }
@@ -324,12 +325,12 @@ func (s *Store) decompressDisk(ctx context.Context, layer *diskLayer, w io.Write
 func (s *Store) copyPlain(compression string, packed io.Reader, w io.Writer) (int64, error) {
 	plain, err := decompressors[compression](packed)
 	if err != nil {
-		return 0, invalidf("%s: %v", compression, err)
+		return 0, failure.Invalidf("%s: %v", compression, err)
 	}
 	defer plain.Close()
 	size, err := io.Copy(w, &budgetReader{plain, newBudget("bytes unpacked", s.cfg.Limits.UnpackedBytes)})
-	if _, ok := errors.AsType[syscall.Errno](err); err != nil && !ok && !hasClass(err) {
-		err = invalidf("%s: %v", compression, err)
+	if _, ok := errors.AsType[syscall.Errno](err); err != nil && !ok && !failure.HasClass(err) {
+		err = failure.Invalidf("%s: %v", compression, err)
 	}
 	return size, err
 }

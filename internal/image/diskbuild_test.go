@@ -9,6 +9,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // TestBuildDisk: a machine gets the pushed disk after a pull.
@@ -24,7 +26,7 @@ func TestBuildDisk(t *testing.T) {
 		manifest, blobs, err := BuildDisk(file, map[string]string{"note": name})
 		check(t, err)
 		ref := reg.ref("disks/" + name + ":1")
-		_, err = Registries{}.Push(t.Context(), ref, nil, nil, manifest, blobs...)
+		_, err = Push(t.Context(), registry.Config{}, ref, nil, nil, manifest, blobs...)
 		check(t, err)
 		img := pull(t, s, ref)
 		f, text := openAndRead(t, s, name, img.ID)

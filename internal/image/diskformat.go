@@ -7,6 +7,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
@@ -82,7 +83,7 @@ func isISO9660(disk io.ReaderAt) (bool, error) {
 
 func (f foreignFormat) refusal(by string) error {
 	if f.qemu == "" {
-		return invalidf("the disk is a file of the format %s, %s: a machine boots from qcow2 or raw; unpack it", f.name, by)
+		return failure.Invalidf("the disk is a file of the format %s, %s: a machine boots from qcow2 or raw; unpack it", f.name, by)
 	}
-	return invalidf("the disk is of the format %s, %s: a machine boots from qcow2 or raw; convert it with `qemu-img convert -f %s -O qcow2 DISK disk.qcow2`", f.name, by, f.qemu)
+	return failure.Invalidf("the disk is of the format %s, %s: a machine boots from qcow2 or raw; convert it with `qemu-img convert -f %s -O qcow2 DISK disk.qcow2`", f.name, by, f.qemu)
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // diskPrefix begins the IDs of the leases and snapshots that OpenDisk and OpenRootDisk make; labelImage is their label
@@ -79,7 +81,7 @@ func (s *Store) openAs(ctx context.Context, use diskUse, key, imageID string, op
 	defer s.locks.Unlock(diskPrefix + key)
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("disk %q of image %s: %w", key, imageID, withClass(err))
+			err = fmt.Errorf("disk %q of image %s: %w", key, imageID, failure.WithClass(err))
 		}
 	}()
 	held, heldAs, err := s.heldDisk(ctx, key)
@@ -138,14 +140,14 @@ func (s *Store) holdDisk(ctx context.Context, use diskUse, key, imageID string) 
 	labels := map[string]string{labelImage: e.image.ID}
 	switch kind := e.details.kind; {
 	case use == useRoot && kind != KindRootfs:
-		return "", invalidf("a %s has no root filesystem", kind)
+		return "", failure.Invalidf("a %s has no root filesystem", kind)
 	case use == useRoot:
 		labels[labelHeldRoot] = "true"
 	case kind == KindRootfs:
 		_, err := s.makeSnapshot(ctx, diskPrefix+key, e.image.ID, ownerDisk, s.snaps.View)
 		return e.image.ID, err
 	case kind != KindDisk:
-		return "", invalidf("a %s has no disk", kind)
+		return "", failure.Invalidf("a %s has no disk", kind)
 	}
 	s.change.Lock() // the image must not be removed between the look-up and the lease
 	defer s.change.Unlock()

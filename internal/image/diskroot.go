@@ -14,6 +14,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // Paths of a machine's boot files in a container image.
@@ -38,7 +40,7 @@ func (r *imageRoot) optional(name string) (*os.File, error) {
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
 		file.Close()
 		if err == nil {
-			err = invalidf("/%s is not a regular file but %s", name, info.Mode())
+			err = failure.Invalidf("/%s is not a regular file but %s", name, info.Mode())
 		}
 		return nil, err
 	}
@@ -82,7 +84,7 @@ func (r *imageRoot) machine(layers []string) (_ *DiskFiles, err error) {
 		}
 	}
 	if (f.Kernel == nil) != (f.Initrd == nil) {
-		return nil, invalidf("the image has only one of /%s and /%s", kernelFile, initrdFile)
+		return nil, failure.Invalidf("the image has only one of /%s and /%s", kernelFile, initrdFile)
 	}
 	if err := r.disk(f, layers); err != nil {
 		return nil, err
@@ -96,7 +98,7 @@ func (r *imageRoot) machine(layers []string) (_ *DiskFiles, err error) {
 		f.Layout = LayoutContainerDisk
 		return f, nil
 	}
-	return nil, invalidf("the image has neither a disk below /%s/ nor /%s and /%s", diskDir, kernelFile, initrdFile)
+	return nil, failure.Invalidf("the image has neither a disk below /%s/ nor /%s and /%s", diskDir, kernelFile, initrdFile)
 }
 
 // disk opens the only file below /disk/, if that directory exists.
@@ -126,7 +128,7 @@ func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
 		return nil
 	}
 	if len(names) > 1 {
-		return invalidf("/%s/ has more than one file: %q", diskDir, names[:2])
+		return failure.Invalidf("/%s/ has more than one file: %q", diskDir, names[:2])
 	}
 	name := path.Join(diskDir, names[0])
 	shown, err := r.optional(name)
@@ -134,7 +136,7 @@ func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
 		return err
 	}
 	if shown == nil {
-		return invalidf("/%s is a symbolic link to a missing file", name)
+		return failure.Invalidf("/%s is a symbolic link to a missing file", name)
 	}
 	disk, at, err := r.openInLayer(shown, layers)
 	if err != nil {
@@ -160,7 +162,7 @@ func (r *imageRoot) cmdline() (string, error) {
 	}
 	line := strings.TrimSpace(string(raw))
 	if len(raw) > maxCmdline || !utf8.ValidString(line) || strings.ContainsFunc(line, unicode.IsControl) {
-		return "", invalidf("/%s is not one line of at most %d bytes", cmdlineFile, maxCmdline)
+		return "", failure.Invalidf("/%s is not one line of at most %d bytes", cmdlineFile, maxCmdline)
 	}
 	return line, nil
 }

@@ -67,20 +67,13 @@
 // above refer to that directory (layerdir.go). The damaged directory is kept beside its replacement, because containers
 // may have mounted it.
 //
-// # Registries
-//
-// Hosts, mirrors, certificates and plain http come from hosts.toml files (Config.HostsDir, in containerd's certs.d
-// layout, including "_default"). Other hosts use https. As in containerd, requests to a registry on a loopback address
-// fall back to http, unless the registry's port is 443. The login of a pull goes to the registry that the reference
-// names, or to the "server" that hosts.toml puts in the place of that registry. A mirror gets the login only if the
-// login's ServerAddress names that mirror. A host that a registry redirects to never gets the login, and neither does an
-// address without TLS that a registry with TLS names (registrytls.go).
-//
 // The package must not know about pods or the CRI, and keeps no state of containers beyond their layers.
 //
 // # Subpackages
 //
-//	policy        decides by signatures which images may run
-//	qcow2         reads and checks the headers of disks, and makes overlays
-//	translation   maps image names that belong to no registry to URLs
+//	internal/failure   has the errors that the rooms share, and their classes
+//	policy             decides by signatures which images may run
+//	qcow2              reads and checks the headers of disks, and makes overlays
+//	registry           reaches registries: hosts.toml, logins, TLS
+//	translation        maps image names that belong to no registry to URLs
 package image

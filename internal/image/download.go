@@ -17,6 +17,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/translation"
 )
 
@@ -78,7 +79,7 @@ func (d *download) run(ctx context.Context) (img Image, downloaded bool, err err
 		return Image{}, false, err
 	}
 	defer func() {
-		release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsUnavailable(classOf(err))))
+		release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsUnavailable(failure.ClassOf(err))))
 	}()
 	d.client = d.endpoint.Transport.Client()
 	defer d.client.CloseIdleConnections()
@@ -117,7 +118,7 @@ func (d *download) fetch(ctx context.Context, cached validators) (*fetched, erro
 			idle = 0
 		}
 		err = downloadError(err)
-		if ctx.Err() != nil || errdefs.IsFailedPrecondition(err) || !transient(err) || idle == maxIdleRetries {
+		if ctx.Err() != nil || errdefs.IsFailedPrecondition(err) || !failure.Transient(err) || idle == maxIdleRetries {
 			return nil, err
 		}
 		select {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 func TestDownloadErrors(t *testing.T) {
@@ -91,7 +92,7 @@ func TestDownloadErrors(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			files.setHook(c.hook)
-			_, err := s.Pull(t.Context(), "virtlet.cloud/"+c.name, PullOptions{Auth: &Auth{Username: "u", Password: "p"}})
+			_, err := s.Pull(t.Context(), "virtlet.cloud/"+c.name, PullOptions{Auth: &registry.Auth{Username: "u", Password: "p"}})
 			wantError(t, err, c.is, "virtlet.cloud/"+c.name, c.word)
 			for _, secret := range []string{"hunter2", "hunter3"} {
 				if strings.Contains(err.Error(), secret) {

@@ -18,6 +18,7 @@ import (
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
@@ -87,7 +88,7 @@ func (d *download) saveBody(ctx context.Context, resp *http.Response, have part,
 	case total >= 0 && size != total:
 		err = fmt.Errorf("the file ends after %d bytes of %d: %w", size, total, io.ErrUnexpectedEOF)
 	case size == 0:
-		err = invalidf("the file is empty")
+		err = failure.Invalidf("the file is empty")
 	}
 	useless := errdefs.IsResourceExhausted(err) || errdefs.IsInvalidArgument(err)
 	if err == nil {
@@ -238,7 +239,7 @@ func (d *download) describeDisk(ctx context.Context, got *fetched) (ocispec.Desc
 		return got.Descriptor, err
 	}
 	if said := http.DetectContentType(head); !qcow2.Is(head) && strings.HasPrefix(said, "text/") {
-		return got.Descriptor, invalidf("the server sent %s (type %q), which is not a disk: %.60q", said, got.contentType, head)
+		return got.Descriptor, failure.Invalidf("the server sent %s (type %q), which is not a disk: %.60q", said, got.contentType, head)
 	}
 	layer := got.Descriptor
 	layer.MediaType = mediaType

@@ -12,6 +12,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // labelComponent is a label on manifests. Its value is the digest of the blob that was extracted from the image's
@@ -31,7 +32,7 @@ func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Desc
 	}
 	c := e.details.component
 	if c == nil {
-		return ocispec.Descriptor{}, invalidf("image %s (%s) has no component: its entrypoint does not end in .wasm", e.image.ID, e.details.kind)
+		return ocispec.Descriptor{}, failure.Invalidf("image %s (%s) has no component: its entrypoint does not end in .wasm", e.image.ID, e.details.kind)
 	}
 	e.touch()
 	if c.Layout != LayoutRootfs {
@@ -98,11 +99,11 @@ func (s *Store) describe(file *os.File) (ocispec.Descriptor, error) {
 		return ocispec.Descriptor{}, err
 	}
 	if !info.Mode().IsRegular() {
-		return ocispec.Descriptor{}, invalidf("it is not a regular file but %s", info.Mode())
+		return ocispec.Descriptor{}, failure.Invalidf("it is not a regular file but %s", info.Mode())
 	}
 	desc := ocispec.Descriptor{MediaType: MediaTypeWasm, Size: info.Size()}
 	if limit := s.cfg.Limits.ComponentBytes; desc.Size == 0 || desc.Size > limit {
-		return ocispec.Descriptor{}, invalidf("its size is %d bytes, not 1 to %d", desc.Size, limit)
+		return ocispec.Descriptor{}, failure.Invalidf("its size is %d bytes, not 1 to %d", desc.Size, limit)
 	}
 	if _, err := wasmbin.Read(file, desc.Size); err != nil {
 		return ocispec.Descriptor{}, err

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // A broken transfer resumes after retryPace. It is given up once maxIdleRetries retries in a row have received no byte.
@@ -65,11 +66,11 @@ func (p *puller) passOver(ctx context.Context, desc ocispec.Descriptor, err erro
 	if !errdefs.IsDataLoss(err) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return false
 	}
-	mirror := p.hosts.passOver(desc.Digest)
+	mirror := p.hosts.PassOver(desc.Digest)
 	if mirror == "" {
 		return false
 	}
-	p.cfg.Logger.WarnContext(ctx, "a mirror sent wrong content and is passed over", "mirror", mirror, "blob", desc.Digest, "err", redacted{err})
+	p.cfg.Logger.WarnContext(ctx, "a mirror sent wrong content and is passed over", "mirror", mirror, "blob", desc.Digest, "err", failure.Redact(err))
 	_ = p.content.Abort(ctx, remotes.MakeRefKey(ctx, desc)) // what it has sent, if anything
 	return true
 }
@@ -91,7 +92,7 @@ func (p *puller) fetchFrom(ctx context.Context, fetcher remotes.Fetcher, desc oc
 		if p.tracker.position(desc.Digest) != before {
 			idle = 0
 		}
-		if ctx.Err() != nil || !transient(err) || idle == maxIdleRetries {
+		if ctx.Err() != nil || !failure.Transient(err) || idle == maxIdleRetries {
 			return fmt.Errorf("blob %s: %w", desc.Digest, err)
 		}
 		select {

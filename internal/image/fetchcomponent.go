@@ -11,6 +11,9 @@ import (
 	"github.com/containerd/platforms"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // Fetched is a component in memory.
@@ -23,17 +26,17 @@ type Fetched struct {
 // FetchComponent fetches the component of an image from its registry, within the default Limits and without a Store. auth
 // may be nil. It returns errdefs.ErrInvalidArgument for an image that is not an artifact with a component; the other errors
 // are those of Store.Pull.
-func (r Registries) FetchComponent(ctx context.Context, ref string, auth *Auth) (f *Fetched, err error) {
+func FetchComponent(ctx context.Context, from registry.Config, ref string, auth *registry.Auth) (f *Fetched, err error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
-		return nil, invalidf("image reference %q: %v", ref, err)
+		return nil, failure.Invalidf("image reference %q: %v", ref, err)
 	}
 	defer func() {
 		if err != nil {
-			err = classify(ctx, fmt.Sprintf("fetch %q from %s", named, reference.Domain(named)), err)
+			err = failure.Classify(ctx, fmt.Sprintf("fetch %q from %s", named, reference.Domain(named)), err)
 		}
 	}()
-	resolver, _, err := r.resolver(ctx, named, auth)
+	resolver, _, err := from.Resolver(ctx, named, auth)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +55,7 @@ func (r Registries) FetchComponent(ctx context.Context, ref string, auth *Auth) 
 		return nil, err
 	}
 	if d.component == nil {
-		return nil, invalidf("it is no artifact with a component (kind %s)", d.kind)
+		return nil, failure.Invalidf("it is no artifact with a component (kind %s)", d.kind)
 	}
 	f = &Fetched{Component: *d.component, Annotations: d.annotations}
 	if f.Binary, err = fetchBlob(ctx, fetcher, f.Wasm); err == nil && f.Descriptors.Digest != "" {
@@ -73,9 +76,9 @@ func fetchManifest(ctx context.Context, fetcher remotes.Fetcher, target ocispec.
 	case images.IsManifestType(target.MediaType):
 		return parseManifest(target, document, limits)
 	case !images.IsIndexType(target.MediaType):
-		return nil, invalidf("the type %q is neither a manifest nor an index", target.MediaType)
+		return nil, failure.Invalidf("the type %q is neither a manifest nor an index", target.MediaType)
 	case depth == limits.IndexDepth:
-		return nil, invalidf("more than %d nested indexes", depth)
+		return nil, failure.Invalidf("more than %d nested indexes", depth)
 	}
 	child, err := choose(target, document, platforms.Default())
 	if err != nil {

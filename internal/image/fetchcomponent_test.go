@@ -9,11 +9,13 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // TestFetchComponent fetches components without a store: by tag, by digest and through an index.
 func TestFetchComponent(t *testing.T) {
-	reg, access := newRegistry(t), Registries{PlainHTTP: true}
+	reg, access := newRegistry(t), registry.Config{PlainHTTP: true}
 	wasm, set := wasmOf("binary"), []byte("descriptors")
 	artifact := artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, MediaTypeDescriptorSet, set)
 	artifact.manifest.Annotations = map[string]string{"note": "x"}
@@ -24,7 +26,7 @@ func TestFetchComponent(t *testing.T) {
 	target.Platform = &ocispec.Platform{OS: "wasip2", Architecture: "wasm"}
 	refs = append(refs, reg.pushRaw(t, "app", "index", ocispec.MediaTypeImageIndex, ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{target}}))
 	for _, ref := range refs {
-		got, err := access.FetchComponent(t.Context(), ref, nil)
+		got, err := FetchComponent(t.Context(), access, ref, nil)
 		check(t, err)
 		if string(got.Binary) != string(wasm) || string(got.DescriptorSet) != string(set) || got.Annotations["note"] != "x" || got.Layout != LayoutCNCF {
 			t.Errorf("FetchComponent(%s) = %+v", ref, got)
@@ -36,11 +38,11 @@ func TestFetchComponent(t *testing.T) {
 }
 
 // mustResolve returns what a reference refers to.
-func mustResolve(t *testing.T, access Registries, ref string) (string, ocispec.Descriptor, error) {
+func mustResolve(t *testing.T, access registry.Config, ref string) (string, ocispec.Descriptor, error) {
 	t.Helper()
 	named, err := reference.ParseDockerRef(ref)
 	check(t, err)
-	resolver, _, err := access.resolver(t.Context(), named, nil)
+	resolver, _, err := access.Resolver(t.Context(), named, nil)
 	check(t, err)
 	return resolver.Resolve(t.Context(), named.String())
 }
@@ -48,7 +50,7 @@ func mustResolve(t *testing.T, access Registries, ref string) (string, ocispec.D
 // TestFetchComponentRefuses checks that a registry cannot pass off other content as a component, and that images without
 // one and unknown images are refused.
 func TestFetchComponentRefuses(t *testing.T) {
-	reg, access := newRegistry(t), Registries{PlainHTTP: true}
+	reg, access := newRegistry(t), registry.Config{PlainHTTP: true}
 	wasm := wasmOf("binary")
 	good := artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm).push(t, reg, "good")
 	large := artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm)
@@ -87,7 +89,7 @@ func TestFetchComponentRefuses(t *testing.T) {
 		"a bad reference":   {reg.ref("UPPER:1"), nil, errdefs.IsInvalidArgument, "UPPER"},
 	} {
 		reg.setHook(c.hook)
-		_, err := access.FetchComponent(t.Context(), c.ref, nil)
+		_, err := FetchComponent(t.Context(), access, c.ref, nil)
 		if !c.is(err) || !strings.Contains(err.Error(), c.word) {
 			t.Errorf("%s: FetchComponent = %v; want an error with %q", name, err, c.word)
 		}

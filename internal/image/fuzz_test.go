@@ -1,8 +1,6 @@
 package image
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -50,18 +48,6 @@ func FuzzDocuments(f *testing.F) {
 			t.Errorf("setConfig() returned an error of the wrong class: %v", err)
 		} else if err == nil && (d.id == "" || d.kind == KindRootfs && d.chainID() == "") {
 			t.Errorf("setConfig() accepted an invalid config: %+v", d)
-		}
-	})
-}
-
-func FuzzDockerConfig(f *testing.F) {
-	f.Add([]byte(`{"auths":{"https://index.docker.io/v1/":{"auth":"bWU6c2VjcmV0"},"x":{"identitytoken":"t"}}}`))
-	f.Add([]byte(`{"auths":{"":null,"a/b":{"auth":"%"}}}`))
-	path := filepath.Join(f.TempDir(), "config.json")
-	f.Fuzz(func(t *testing.T, data []byte) {
-		check(t, os.WriteFile(path, data, 0o600))
-		if _, _, err := readDockerConfig(path); err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInvalidArgument(err) {
-			t.Errorf("readDockerConfig() returned an error of the wrong class: %v", err)
 		}
 	})
 }

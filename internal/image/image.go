@@ -5,6 +5,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // Kind is the kind of an image's content, according to its manifest's media types.
@@ -56,23 +58,9 @@ type Image struct {
 	LastUsed time.Time
 }
 
-// Auth is a login to a registry (CRI AuthConfig). The first of Username, Auth, IdentityToken and RegistryToken that is
-// set applies. A login is never logged or stored.
-type Auth struct {
-	Username, Password string
-	// Auth is base64 of "username:password".
-	Auth string
-	// ServerAddress is the registry that the login is valid for; empty means the registry in the reference.
-	ServerAddress string
-	// IdentityToken is exchanged for an access token at the registry's token server.
-	IdentityToken string
-	// RegistryToken is sent to the registry unchanged, as a bearer token.
-	RegistryToken string
-}
-
 type PullOptions struct {
 	// Auth is the login. Nil means the login in the docker config file or, without one, anonymous access.
-	Auth *Auth
+	Auth *registry.Auth
 	// OnProgress is called a few times a second, never concurrently. It must not block.
 	OnProgress func(Progress)
 }

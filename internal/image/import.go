@@ -9,6 +9,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/distribution/reference"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // LocalPrefix begins the names of images made from files on this node.
@@ -29,12 +31,12 @@ func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...
 	}
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
-		return Image{}, invalidf("image reference %q: %v", ref, err)
+		return Image{}, failure.Invalidf("image reference %q: %v", ref, err)
 	}
 	ctx = s.withNamespace(ctx)
 	defer func() {
 		if err != nil {
-			err = classify(ctx, fmt.Sprintf("import image %q", named), err)
+			err = failure.Classify(ctx, fmt.Sprintf("import image %q", named), err)
 		}
 	}()
 	if err := s.admitUnsigned(named); err != nil {

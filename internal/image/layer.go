@@ -23,6 +23,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // layerApplier unpacks the layers of one image (diff.Applier). Unlike containerd's applier, it checks the blob against
@@ -56,7 +58,7 @@ func newBudget(what string, limit int64) *budget { return &budget{what: what, li
 
 func (b *budget) spend(n int64) error {
 	if n < 0 || b.used.Add(n) > b.limit {
-		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)
+		return failure.Invalidf("the image has more %s than the limit of %d", b.what, b.limit)
 	}
 	return nil
 }
@@ -70,7 +72,7 @@ func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 	}
 	ra, err := a.content.ReaderAt(ctx, desc)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && ra.Size() != desc.Size {
-		return ocispec.Descriptor{}, &corruptError{desc.Digest}
+		return ocispec.Descriptor{}, &failure.CorruptError{Digest: desc.Digest}
 	} else if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -82,13 +84,13 @@ func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 		return ocispec.Descriptor{}, errors.Join(err, readErr)
 	}
 	if blob.digester.Digest() != desc.Digest {
-		return ocispec.Descriptor{}, &corruptError{desc.Digest}
+		return ocispec.Descriptor{}, &failure.CorruptError{Digest: desc.Digest}
 	}
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("layer %s: %w", desc.Digest, err)
 	}
 	if want := a.diffIDs[desc.Digest]; diffID != want {
-		return ocispec.Descriptor{}, invalidf("layer %s unpacks to %s, but the config says %s", desc.Digest, diffID, want)
+		return ocispec.Descriptor{}, failure.Invalidf("layer %s unpacks to %s, but the config says %s", desc.Digest, diffID, want)
 	}
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: diffID, Size: size}, nil
 }
@@ -97,7 +99,7 @@ func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, root string, parents []string, blob io.Reader) (digest.Digest, int64, error) {
 	plain, err := decompress(desc.MediaType, blob)
 	if err != nil {
-		return "", 0, invalidf("%s: %v", desc.MediaType, err)
+		return "", 0, failure.Invalidf("%s: %v", desc.MediaType, err)
 	}
 	defer plain.Close()
 	stream := &digestReader{r: &budgetReader{plain, a.bytes}, digester: digest.Canonical.Digester()}
@@ -118,10 +120,10 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 // badArchive turns the error of an unreadable archive into ErrInvalidArgument. It does not change errors from the disk,
 // which have an errno.
 func badArchive(err error) error {
-	if _, ok := errors.AsType[syscall.Errno](err); ok || hasClass(err) {
+	if _, ok := errors.AsType[syscall.Errno](err); ok || failure.HasClass(err) {
 		return err
 	}
-	return invalidf("not a readable archive: %v", err)
+	return failure.Invalidf("not a readable archive: %v", err)
 }
 
 // accept checks each entry before it is unpacked.
@@ -135,10 +137,10 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor, hidd
 			return false, err
 		}
 		if len(h.Name) > maxPath || len(h.Linkname) > maxPath {
-			return false, invalidf("an entry has a name of %d bytes, more than the limit of %d", max(len(h.Name), len(h.Linkname)), maxPath)
+			return false, failure.Invalidf("an entry has a name of %d bytes, more than the limit of %d", max(len(h.Name), len(h.Linkname)), maxPath)
 		}
 		if outside(h.Name) || h.Typeflag == tar.TypeLink && outside(h.Linkname) {
-			return false, invalidf("entry %q (link to %q) leads out of the root", h.Name, h.Linkname)
+			return false, failure.Invalidf("entry %q (link to %q) leads out of the root", h.Name, h.Linkname)
 		}
 		if h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeChar {
 			// Skip devices: containers get them from their pods, never from their images.
@@ -215,7 +217,7 @@ func (a *layerApplier) linkTarget(ctx context.Context, h *tar.Header, layer *whi
 		return err
 	}
 	target := filepath.Join(dir, path.Base(h.Linkname))
-	if _, err := os.Lstat(target); err == nil || !isGone(err) && !errors.Is(err, syscall.ENOTDIR) {
+	if _, err := os.Lstat(target); err == nil || !failure.IsGone(err) && !errors.Is(err, syscall.ENOTDIR) {
 		return err
 	}
 	name := strings.TrimPrefix(target, filepath.Clean(layer.root))
@@ -230,7 +232,7 @@ func (a *layerApplier) linkTarget(ctx context.Context, h *tar.Header, layer *whi
 // budgetReader counts the data as it arrives.
 func (b *budget) allows(n int64) error {
 	if n < 0 || n > b.limit-b.used.Load() {
-		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)
+		return failure.Invalidf("the image has more %s than the limit of %d", b.what, b.limit)
 	}
 	return nil
 }

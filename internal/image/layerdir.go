@@ -16,6 +16,8 @@ import (
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // The snapshotter manages the directories of snapshots but never checks that they exist, so an image with a missing
@@ -70,7 +72,7 @@ func (s *Store) checkLayer(ctx context.Context, dirs snapshotDirs, chain string)
 	}
 	dir = filepath.Join(dir, "fs")
 	info, err := os.Lstat(dir)
-	if isGone(err) || err == nil && !info.IsDir() {
+	if failure.IsGone(err) || err == nil && !info.IsDir() {
 		return fmt.Errorf("layer %s: %s is missing: %w", chain, dir, errLayer)
 	} else if err != nil {
 		return err
@@ -103,7 +105,7 @@ func present(mounts []mount.Mount) bool {
 			_, dirs = overlayDirs(m)
 		}
 		for _, dir := range dirs {
-			if _, err := os.Lstat(dir); isGone(err) {
+			if _, err := os.Lstat(dir); failure.IsGone(err) {
 				return false
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // load rebuilds the index from the records at Open and removes the unfinished work of a crashed process.
@@ -91,7 +93,7 @@ func (s *Store) inspectIn(ctx context.Context, target ocispec.Descriptor, dirs s
 		}
 		return d, nil
 	}
-	return nil, invalidf("more than %d nested indexes", s.cfg.Limits.IndexDepth)
+	return nil, failure.Invalidf("more than %d nested indexes", s.cfg.Limits.IndexDepth)
 }
 
 // dropImage deletes the record of a damaged image, so that it is pulled again, and keeps its intact parts for that
@@ -128,7 +130,7 @@ func dropNameless(ingests string) error {
 		dir := filepath.Join(ingests, entry.Name())
 		if ref, err := os.ReadFile(filepath.Join(dir, "ref")); err == nil && len(ref) > 0 {
 			continue
-		} else if err != nil && !isGone(err) {
+		} else if err != nil && !failure.IsGone(err) {
 			return err
 		}
 		if err := os.RemoveAll(dir); err != nil {

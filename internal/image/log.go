@@ -11,6 +11,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/log"
 	"github.com/sirupsen/logrus"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // bridge returns a logger for containerd's libraries, which use logrus. It forwards all lines to slog. Info lines
@@ -62,10 +64,10 @@ func (h slogHook) Fire(e *logrus.Entry) error {
 	for key, value := range e.Data {
 		switch value.(type) {
 		case string, error, fmt.Stringer: // may have URLs
-			value = withoutQueries(fmt.Sprint(value))
+			value = failure.WithoutQueries(fmt.Sprint(value))
 		}
 		attrs = append(attrs, slog.Any(key, value))
 	}
-	h.to.LogAttrs(ctx, level, withoutQueries(e.Message), attrs...)
+	h.to.LogAttrs(ctx, level, failure.WithoutQueries(e.Message), attrs...)
 	return nil
 }

@@ -2,16 +2,20 @@ package image
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // details is the content of an image's manifest and config. It is immutable.
@@ -51,19 +55,19 @@ func strip(desc ocispec.Descriptor) ocispec.Descriptor {
 // the error.
 func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	if err := desc.Digest.Validate(); err != nil {
-		return invalidf("%s has the digest %q: %v", what, desc.Digest, err)
+		return failure.Invalidf("%s has the digest %q: %v", what, desc.Digest, err)
 	}
 	if algorithm := desc.Digest.Algorithm(); algorithm != digest.SHA256 { // an image's ID is a sha256, in every call of the CRI
-		return invalidf("%s %s: this node stores images by sha256, not by %s", what, desc.Digest, algorithm)
+		return failure.Invalidf("%s %s: this node stores images by sha256, not by %s", what, desc.Digest, algorithm)
 	}
 	if desc.Size < 0 {
-		return invalidf("%s %s has the size %d", what, desc.Digest, desc.Size)
+		return failure.Invalidf("%s %s has the size %d", what, desc.Digest, desc.Size)
 	}
 	if nothing := desc.Digest.Algorithm().FromString(""); desc.Size == 0 && desc.Digest != nothing {
-		return invalidf("%s %s has the size 0, and the digest of nothing is %s", what, desc.Digest, nothing)
+		return failure.Invalidf("%s %s has the size 0, and the digest of nothing is %s", what, desc.Digest, nothing)
 	}
 	if desc.Size > limit {
-		return invalidf("%s %s has %d bytes, more than the limit of %d", what, desc.Digest, desc.Size, limit)
+		return failure.Invalidf("%s %s has %d bytes, more than the limit of %d", what, desc.Digest, desc.Size, limit)
 	}
 	return nil
 }
@@ -80,16 +84,16 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 		Manifests json.RawMessage `json:"manifests"`
 	}
 	if err := json.Unmarshal(document, &m); err != nil {
-		return nil, invalidf("manifest %s: %v", desc.Digest, err)
+		return nil, failure.Invalidf("manifest %s: %v", desc.Digest, err)
 	}
 	if len(m.FSLayers) > 0 || len(m.Manifests) > 0 {
-		return nil, invalidf("manifest %s is an index or has the obsolete schema 1", desc.Digest)
+		return nil, failure.Invalidf("manifest %s is an index or has the obsolete schema 1", desc.Digest)
 	}
 	if len(m.Layers) == 0 {
-		return nil, invalidf("manifest %s has no layers", desc.Digest)
+		return nil, failure.Invalidf("manifest %s has no layers", desc.Digest)
 	}
 	if len(m.Layers) > limits.Layers {
-		return nil, invalidf("manifest %s has %d layers, more than the limit of %d", desc.Digest, len(m.Layers), limits.Layers)
+		return nil, failure.Invalidf("manifest %s has %d layers, more than the limit of %d", desc.Digest, len(m.Layers), limits.Layers)
 	}
 	if err := checkDescriptor("config", m.Config, limits.DocumentBytes); err != nil {
 		return nil, err
@@ -97,7 +101,7 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 	d := &details{manifest: strip(desc), config: strip(m.Config), size: desc.Size + m.Config.Size, annotations: m.Annotations}
 	for _, layer := range m.Layers {
 		if strings.Contains(layer.MediaType, encrypted) {
-			return nil, invalidf("layer %s is encrypted (type %q), and this node decrypts no images", layer.Digest, layer.MediaType)
+			return nil, failure.Invalidf("layer %s is encrypted (type %q), and this node decrypts no images", layer.Digest, layer.MediaType)
 		}
 		if err := checkDescriptor("layer", layer, limits.UnpackedBytes); err != nil {
 			return nil, err
@@ -106,7 +110,7 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 		d.size += layer.Size
 	}
 	if d.size > limits.UnpackedBytes {
-		return nil, invalidf("image %s has %d bytes, more than the limit of %d", desc.Digest, d.size, limits.UnpackedBytes)
+		return nil, failure.Invalidf("image %s has %d bytes, more than the limit of %d", desc.Digest, d.size, limits.UnpackedBytes)
 	}
 	var err error
 	if d.kind, err = kindOf(desc.MediaType, m.Manifest); err != nil {
@@ -145,14 +149,14 @@ func kindOf(manifestType string, m ocispec.Manifest) (Kind, error) {
 	case !isConfig(manifestType, m.Config):
 		for _, l := range m.Layers {
 			if format, suffix, _ := strings.Cut(l.MediaType, "+"); diskFormats[format] != "" {
-				return "", invalidf("layer %s is a disk with the unknown compression %q", l.Digest, suffix)
+				return "", failure.Invalidf("layer %s is a disk with the unknown compression %q", l.Digest, suffix)
 			}
 		}
 		return KindArtifact, nil
 	}
 	for _, l := range m.Layers {
 		if !isLayer(l.MediaType) {
-			return "", invalidf("layer %s has the type %q, which cannot be unpacked", l.Digest, l.MediaType)
+			return "", failure.Invalidf("layer %s has the type %q, which cannot be unpacked", l.Digest, l.MediaType)
 		}
 	}
 	return KindRootfs, nil
@@ -170,18 +174,18 @@ func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 	}
 	d.id = d.config.Digest.String()
 	if err := json.Unmarshal(document, &d.image); err != nil {
-		return invalidf("config %s: %v", d.config.Digest, err)
+		return failure.Invalidf("config %s: %v", d.config.Digest, err)
 	}
 	if n := len(d.image.RootFS.DiffIDs); n != len(d.layers) {
-		return invalidf("config %s lists %d layers, its manifest %d", d.config.Digest, n, len(d.layers))
+		return failure.Invalidf("config %s lists %d layers, its manifest %d", d.config.Digest, n, len(d.layers))
 	}
 	for _, diffID := range d.image.RootFS.DiffIDs {
 		if err := diffID.Validate(); err != nil {
-			return invalidf("config %s lists the layer %q: %v", d.config.Digest, diffID, err)
+			return failure.Invalidf("config %s lists the layer %q: %v", d.config.Digest, diffID, err)
 		}
 	}
 	if p := d.image.Platform; p.OS != "" && p.Architecture != "" && !isWasmPlatform(p) && !matcher.Match(platforms.Normalize(p)) {
-		return invalidf("image %s is for %s, not for this node", d.id, platforms.Format(p))
+		return failure.Invalidf("image %s is for %s, not for this node", d.id, platforms.Format(p))
 	}
 	d.image.Config = asDocker(d.image.Config)
 	d.component = entrypointOf(d.image.Config)
@@ -212,10 +216,10 @@ func choose(desc ocispec.Descriptor, document []byte, matcher platforms.MatchCom
 		Layers json.RawMessage `json:"layers"`
 	}
 	if err := json.Unmarshal(document, &index); err != nil {
-		return ocispec.Descriptor{}, invalidf("index %s: %v", desc.Digest, err)
+		return ocispec.Descriptor{}, failure.Invalidf("index %s: %v", desc.Digest, err)
 	}
 	if len(index.Config) > 0 || len(index.Layers) > 0 {
-		return ocispec.Descriptor{}, invalidf("index %s is a manifest", desc.Digest)
+		return ocispec.Descriptor{}, failure.Invalidf("index %s is a manifest", desc.Digest)
 	}
 	var native, unnamed, wasm []ocispec.Descriptor
 	for _, m := range index.Manifests {
@@ -243,4 +247,16 @@ func choose(desc ocispec.Descriptor, document []byte, matcher platforms.MatchCom
 		return ocispec.Descriptor{}, noMatchingPlatform(desc, index.Manifests)
 	}
 	return strip(fits[0]), nil
+}
+
+// noMatchingPlatform returns an error saying that an index has no entry for this node. The error lists the index's
+// platforms.
+func noMatchingPlatform(index ocispec.Descriptor, has []ocispec.Descriptor) error {
+	var names []string
+	for _, m := range has {
+		if m.Platform != nil && len(names) < 20 {
+			names = append(names, platforms.Format(*m.Platform))
+		}
+	}
+	return fmt.Errorf("index %s has no entry for this node's platform, only for %q: %w", index.Digest, names, errdefs.ErrNotFound)
 }

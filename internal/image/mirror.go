@@ -20,6 +20,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/tripod-run/tripod/internal/connlimit"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
@@ -134,7 +135,7 @@ func (m *Mirror) find(ctx context.Context, registry, path string) (ocispec.Descr
 		}
 		repository, err := reference.WithName(registry + "/" + path[:at])
 		if err != nil {
-			return ocispec.Descriptor{}, invalidf("repository: %v", err)
+			return ocispec.Descriptor{}, failure.Invalidf("repository: %v", err)
 		}
 		if !m.allows(repository.Name()) {
 			return ocispec.Descriptor{}, fmt.Errorf("%s is not configured to be served: %w", repository, errdefs.ErrNotFound)

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
@@ -71,7 +72,7 @@ func newPeers(cfg Peers) (*peers, error) {
 				DialContext: (&net.Dialer{Timeout: peerTimeout}).DialContext, TLSHandshakeTimeout: peerTimeout,
 				ResponseHeaderTimeout: peerAnswer, TLSClientConfig: config, IdleConnTimeout: peerAnswer,
 			},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return errRedirect },
+			CheckRedirect: func(*http.Request, []*http.Request) error { return failure.ErrRedirect },
 		}})
 	}
 	return p, nil

@@ -27,6 +27,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/connlimit"
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // mirrorOf serves a store to peers and returns the mirror's URL.
@@ -165,7 +166,7 @@ func TestMirrorServesOnlyWhatIsAllowed(t *testing.T) {
 	hidden := reg.push(t, "team/hidden:1", oneFileImage(t, "private"))
 	img := pull(t, s, open)
 	reg.guard("user", "secret")
-	private, err := s.Pull(t.Context(), hidden, PullOptions{Auth: &Auth{Username: "user", Password: "secret"}})
+	private, err := s.Pull(t.Context(), hidden, PullOptions{Auth: &registry.Auth{Username: "user", Password: "secret"}})
 	check(t, err)
 	status := func(mirror, path string) int {
 		t.Helper()
@@ -201,7 +202,7 @@ func TestMirrorServesOnlyWhatIsAllowed(t *testing.T) {
 		t.Errorf("POST: got status %d, want 405", resp.StatusCode)
 	}
 	// A pull with a login hides the image, and one without a login shows it again.
-	_, err = s.Pull(t.Context(), open, PullOptions{Auth: &Auth{Username: "user", Password: "secret"}})
+	_, err = s.Pull(t.Context(), open, PullOptions{Auth: &registry.Auth{Username: "user", Password: "secret"}})
 	check(t, err)
 	if got := status(mirror, "team/open/manifests/1"); got != 404 {
 		t.Errorf("after a pull with a login: got status %d, want 404", got)

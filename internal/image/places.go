@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // layersName is the name of the directory below Config.ContainersDir that contains one directory for each store.
@@ -60,7 +62,7 @@ func (s *Store) filesOf(key string, info layerInfo) string {
 func (s *Store) discardStrays(ctx context.Context) {
 	for _, place := range s.layers.places[:len(s.layers.places)-1] {
 		entries, err := os.ReadDir(place)
-		if isGone(err) {
+		if failure.IsGone(err) {
 			err = nil
 		}
 		for _, e := range entries {
@@ -88,7 +90,7 @@ func (s *Store) discardLayer(key string) error {
 // discard renames a layer so that removeReleased removes it.
 func discard(place, name string) error {
 	err := os.Rename(filepath.Join(place, name), filepath.Join(place, beingRemoved+name))
-	if isGone(err) {
+	if failure.IsGone(err) {
 		return nil
 	}
 	return err
@@ -99,7 +101,7 @@ func (s *Store) removeReleased() error {
 	var errs []error
 	for _, place := range s.layers.places {
 		entries, err := os.ReadDir(place)
-		if !isGone(err) {
+		if !failure.IsGone(err) {
 			errs = append(errs, err)
 		}
 		for _, e := range entries {

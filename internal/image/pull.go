@@ -13,7 +13,9 @@ import (
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/policy"
+	"github.com/tripod-run/tripod/internal/image/registry"
 	"github.com/tripod-run/tripod/internal/spans"
 )
 
@@ -35,9 +37,9 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	}
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
-		return Image{}, invalidf("image reference %q: %v", ref, err)
+		return Image{}, failure.Invalidf("image reference %q: %v", ref, err)
 	}
-	var auth Auth
+	var auth registry.Auth
 	if opts.Auth != nil {
 		auth = *opts.Auth
 	}
@@ -69,7 +71,7 @@ type puller struct {
 	tracker *tracker
 }
 
-func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *tracker) (img Image, err error) {
+func (s *Store) pull(ctx context.Context, named reference.Named, auth *registry.Auth, t *tracker) (img Image, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.PullTimeout,
 		fmt.Errorf("not complete after %v: %w", s.cfg.PullTimeout, errdefs.ErrUnavailable))
 	defer cancel()
@@ -77,7 +79,7 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	defer stop()
 	defer func() {
 		if err != nil {
-			err = classify(ctx, fmt.Sprintf("pull image %q from %s", named, reference.Domain(named)), err)
+			err = failure.Classify(ctx, fmt.Sprintf("pull image %q from %s", named, reference.Domain(named)), err)
 		}
 	}()
 
@@ -104,7 +106,7 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 		return Image{}, err
 	}
 	// Keep the content if the next pull may resume it, but not if the image is invalid or the disk is full.
-	defer func() { release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(classOf(err)))) }()
+	defer func() { release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(failure.ClassOf(err)))) }()
 	d, err := p.fetchAll(ctx, target)
 	if err != nil {
 		return Image{}, err
@@ -193,9 +195,9 @@ func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*deta
 	}
 	err = fetch(ctx, d)
 	// Damage to a stored layer shows only when the layer is read. Drop the layer and fetch it once more.
-	if corrupt, ok := errors.AsType[*corruptError](err); ok {
-		p.cfg.Logger.WarnContext(ctx, "a stored blob is corrupt; fetching it again", "digest", corrupt.digest)
-		if err := p.dropBlob(ctx, corrupt.digest); err != nil {
+	if corrupt, ok := errors.AsType[*failure.CorruptError](err); ok {
+		p.cfg.Logger.WarnContext(ctx, "a stored blob is corrupt; fetching it again", "digest", corrupt.Digest)
+		if err := p.dropBlob(ctx, corrupt.Digest); err != nil {
 			return nil, err
 		}
 		err = fetch(ctx, d)
@@ -223,7 +225,7 @@ func (p *puller) manifest(ctx context.Context, target ocispec.Descriptor, depth 
 		return parseManifest(target, document, p.cfg.Limits)
 	}
 	if depth == p.cfg.Limits.IndexDepth {
-		return nil, invalidf("more than %d nested indexes", depth)
+		return nil, failure.Invalidf("more than %d nested indexes", depth)
 	}
 	child, err := choose(target, document, p.platform)
 	if err != nil {
@@ -260,11 +262,11 @@ func (p *puller) document(ctx context.Context, desc ocispec.Descriptor) ([]byte,
 			return nil, err
 		}
 		data, err := p.readBlob(ctx, desc)
-		corrupt, ok := errors.AsType[*corruptError](err)
+		corrupt, ok := errors.AsType[*failure.CorruptError](err)
 		if !ok || again {
 			return data, err
 		}
-		if err := p.dropBlob(ctx, corrupt.digest); err != nil {
+		if err := p.dropBlob(ctx, corrupt.Digest); err != nil {
 			return nil, err
 		}
 	}

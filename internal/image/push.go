@@ -13,6 +13,9 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // Blob is a blob in memory or in a file.
@@ -31,10 +34,10 @@ func NewBlob(mediaType string, data []byte) Blob {
 func DigestReference(ref string, manifest digest.Digest) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
-		return "", invalidf("image reference %q: %v", ref, err)
+		return "", failure.Invalidf("image reference %q: %v", ref, err)
 	}
 	if canonical, ok := named.(reference.Canonical); ok && canonical.Digest() != manifest {
-		return "", invalidf("image reference %q: the digest of the pushed image is %s", ref, manifest)
+		return "", failure.Invalidf("image reference %q: the digest of the pushed image is %s", ref, manifest)
 	}
 	return reference.TrimNamed(named).String() + "@" + manifest.String(), nil
 }
@@ -42,7 +45,7 @@ func DigestReference(ref string, manifest digest.Digest) (string, error) {
 // Push uploads blobs and then the manifest that refers to them, under the tag of ref. It skips blobs that the registry
 // already has, and returns name@digest. auth may be nil. Push calls report, if it is not nil, while it sends; blobs that the
 // registry has count as sent. The errors are those of Store.Pull.
-func (r Registries) Push(ctx context.Context, ref string, auth *Auth, report func(Progress), manifest Blob, blobs ...Blob) (name string, err error) {
+func Push(ctx context.Context, to registry.Config, ref string, auth *registry.Auth, report func(Progress), manifest Blob, blobs ...Blob) (name string, err error) {
 	if name, err = DigestReference(ref, manifest.Digest); err != nil {
 		return "", err
 	}
@@ -52,10 +55,10 @@ func (r Registries) Push(ctx context.Context, ref string, auth *Auth, report fun
 	}
 	defer func() {
 		if err != nil {
-			err = classify(ctx, fmt.Sprintf("push %q to %s", named, reference.Domain(named)), err)
+			err = failure.Classify(ctx, fmt.Sprintf("push %q to %s", named, reference.Domain(named)), err)
 		}
 	}()
-	resolver, _, err := r.resolver(ctx, named, auth)
+	resolver, _, err := to.Resolver(ctx, named, auth)
 	if err != nil {
 		return "", err
 	}

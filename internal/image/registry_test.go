@@ -1,7 +1,6 @@
 package image
 
 import (
-	"crypto/tls"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -16,6 +15,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // hostsToml writes a registry host's hosts.toml and returns the directory for Config.HostsDir.
@@ -119,20 +120,20 @@ func TestLogins(t *testing.T) {
 	check(t, os.WriteFile(config, fmt.Appendf(nil, `{"auths":{"http://%s/v2/":{"auth":%q}}}`, reg.host,
 		base64.StdEncoding.EncodeToString([]byte("me:secret"))), 0o600))
 	for name, c := range map[string]struct {
-		auth *Auth
+		auth *registry.Auth
 		file string
 		is   func(error) bool
 	}{
-		"username":            {auth: &Auth{Username: "me", Password: "secret"}},
-		"encoded":             {auth: &Auth{Auth: base64.StdEncoding.EncodeToString([]byte("me:secret"))}},
-		"address":             {auth: &Auth{Username: "me", Password: "secret", ServerAddress: "https://" + reg.host + "/v1/"}},
-		"other address":       {auth: &Auth{Username: "me", Password: "secret", ServerAddress: "other.example"}, is: errdefs.IsUnauthorized},
-		"wrong password":      {auth: &Auth{Username: "me", Password: "wrong"}, is: errdefs.IsUnauthorized},
+		"username":            {auth: &registry.Auth{Username: "me", Password: "secret"}},
+		"encoded":             {auth: &registry.Auth{Auth: base64.StdEncoding.EncodeToString([]byte("me:secret"))}},
+		"address":             {auth: &registry.Auth{Username: "me", Password: "secret", ServerAddress: "https://" + reg.host + "/v1/"}},
+		"other address":       {auth: &registry.Auth{Username: "me", Password: "secret", ServerAddress: "other.example"}, is: errdefs.IsUnauthorized},
+		"wrong password":      {auth: &registry.Auth{Username: "me", Password: "wrong"}, is: errdefs.IsUnauthorized},
 		"nobody":              {is: errdefs.IsUnauthorized},
 		"file":                {file: config},
-		"request before file": {auth: &Auth{Username: "me", Password: "wrong"}, file: config, is: errdefs.IsUnauthorized},
-		"not base64":          {auth: &Auth{Auth: "%%%"}, is: errdefs.IsInvalidArgument},
-		"no such file":        {auth: &Auth{Username: "me", Password: "secret"}, file: "/nonexistent"},
+		"request before file": {auth: &registry.Auth{Username: "me", Password: "wrong"}, file: config, is: errdefs.IsUnauthorized},
+		"not base64":          {auth: &registry.Auth{Auth: "%%%"}, is: errdefs.IsInvalidArgument},
+		"no such file":        {auth: &registry.Auth{Username: "me", Password: "secret"}, file: "/nonexistent"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := open(t, Config{DockerConfig: c.file})
@@ -154,7 +155,7 @@ func TestLoginIsCheckedForStoredImages(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := reg.push(t, "app:1", oneFileImage(t, "x"))
 	reg.guard("me", "secret")
-	_, err := s.Pull(t.Context(), ref, PullOptions{Auth: &Auth{Username: "me", Password: "secret"}})
+	_, err := s.Pull(t.Context(), ref, PullOptions{Auth: &registry.Auth{Username: "me", Password: "secret"}})
 	check(t, err)
 	_, err = s.Pull(t.Context(), ref, PullOptions{})
 	wantError(t, err, errdefs.IsUnauthorized)
@@ -178,13 +179,13 @@ func TestTokens(t *testing.T) {
 		w.WriteHeader(http.StatusUnauthorized)
 		return true
 	})
-	_, err := open(t, Config{}).Pull(t.Context(), ref, PullOptions{Auth: &Auth{IdentityToken: "identity"}})
+	_, err := open(t, Config{}).Pull(t.Context(), ref, PullOptions{Auth: &registry.Auth{IdentityToken: "identity"}})
 	check(t, err)
 	if asked.Get("grant_type") != "refresh_token" || asked.Get("refresh_token") != "identity" {
 		t.Errorf("token request: got %v, want the identity token", asked)
 	}
 	asked = nil
-	_, err = open(t, Config{}).Pull(t.Context(), ref, PullOptions{Auth: &Auth{RegistryToken: "granted"}})
+	_, err = open(t, Config{}).Pull(t.Context(), ref, PullOptions{Auth: &registry.Auth{RegistryToken: "granted"}})
 	check(t, err)
 	if asked != nil {
 		t.Errorf("token request with a registry token: got %v, want none", asked)
@@ -237,7 +238,7 @@ func challenge(w http.ResponseWriter, _ *http.Request) {
 }
 
 func TestFaultI4NoCredentialsToAnotherHost(t *testing.T) {
-	login := &Auth{Username: "me", Password: "secret"}
+	login := &registry.Auth{Username: "me", Password: "secret"}
 	t.Run("redirect", func(t *testing.T) {
 		reg := newRegistry(t)
 		ref := reg.push(t, "app:1", oneFileImage(t, "x"))
@@ -309,37 +310,6 @@ func TestFaultI4NoCredentialsToAnotherHost(t *testing.T) {
 			t.Error("a URL in a manifest was requested")
 		}
 	})
-}
-
-func TestRedirectsAreChecked(t *testing.T) {
-	request := func(method, to string) *http.Request {
-		r := httptest.NewRequest(method, to, nil)
-		r.Header.Set("Authorization", "Basic x")
-		r.Header.Set("Range", "bytes=1-")
-		return r
-	}
-	from := []*http.Request{request("GET", "https://registry.example:5000/v2/")}
-	for _, c := range []struct {
-		to            string
-		method        string
-		refused, bare bool
-	}{
-		{"https://registry.example:5000/other", "GET", false, false},
-		{"https://cdn.registry.example:5000/other", "GET", false, true},
-		{"https://registry.example:5001/other", "GET", false, true},
-		{"http://registry.example:5000/other", "GET", true, false},
-		{"https://other.example/", "POST", true, false},
-	} {
-		to := request(c.method, c.to)
-		to.Response = &http.Response{TLS: &tls.ConnectionState{}}
-		err := checkRedirect(to, from)
-		if (err != nil) != c.refused || err == nil && (to.Header.Get("Authorization") == "") != c.bare || to.Header.Get("Range") == "" {
-			t.Errorf("%s %s: got error %v and headers %v", c.method, c.to, err, to.Header)
-		}
-	}
-	if err := checkRedirect(request("GET", "https://registry.example:5000/"), make([]*http.Request, maxRedirects)); err == nil {
-		t.Error("checkRedirect accepted an endless redirect")
-	}
 }
 
 func TestStalledPullEnds(t *testing.T) {

@@ -2,7 +2,6 @@ package image
 
 import (
 	"bytes"
-	"encoding/base64"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +18,8 @@ import (
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // TestPresignedManifests: a registry redirects to a store whose signed URLs are for GET only. No signature is in an error or in
@@ -174,32 +175,10 @@ func TestMirrorThatIsNone(t *testing.T) {
 	wantError(t, err, errdefs.IsInvalidArgument, strings.TrimPrefix(page.URL, "http://"), "text/html")
 }
 
-// TestLoginOfTheLongestPrefix: a docker config may have logins for a registry and for parts of it. One that cannot be read
-// concerns only what it is for.
-func TestLoginOfTheLongestPrefix(t *testing.T) {
-	encoded := func(user string) string { return base64.StdEncoding.EncodeToString([]byte(user + ":secret")) }
+// TestUnreadableLogin: an entry of the docker config that cannot be read is named in the log.
+func TestUnreadableLogin(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.json")
-	check(t, os.WriteFile(config, fmt.Appendf(nil, `{"auths": {
-		"registry.example": {"auth": %q}, "registry.example/a": {"auth": %q}, "https://registry.example/a/deep/": {"auth": %q},
-		"https://old.example/v1/": {"auth": %q}, "https://index.docker.io/v1/": {"auth": %q},
-		"broken.example": {"auth": "%%%%%%"}, "registry.example/a/helper": {}, "docker.io": {}, "registry.example/broken": {"auth": 7}}}`,
-		encoded("host"), encoded("a"), encoded("deep"), encoded("old"), encoded("hub")), 0o600))
-	for at, want := range map[string]string{
-		"registry.example/app": "host", "registry.example/a": "a", "registry.example/a/app": "a", "registry.example/ab/app": "host",
-		"registry.example/a/deep/app": "deep", "registry.example/a/deeper": "a", "registry.example/a/helper/app": "a", "old.example/app": "old", "registry-1.docker.io/library/x": "hub",
-		"unknown.example/app": "", "broken.example/app": "error", "registry.example/broken/app": "error",
-	} {
-		host, repository, _ := strings.Cut(at, "/")
-		l, err := newLogins(nil, config, host, repository)
-		check(t, err)
-		found, err := l.find(host)
-		if got := found.username; (err != nil) != (want == "error") || err == nil && got != want {
-			t.Errorf("%s: got the login of %q, %v; want that of %q", at, got, err, want)
-		}
-		if err != nil && strings.Contains(err.Error(), "%%%") {
-			t.Errorf("%s: error %q contains the login", at, err)
-		}
-	}
+	check(t, os.WriteFile(config, []byte(`{"auths": {"broken.example": {"auth": "%%%"}}}`), 0o600))
 	reg := newRegistry(t)
 	reg.push(t, "app:1", oneFileImage(t, "x"))
 	var log bytes.Buffer
@@ -249,15 +228,15 @@ func TestSeveralChallenges(t *testing.T) {
 	bearer := fmt.Sprintf(`Bearer realm=%q,service="a, Basic b",scope="repository:app:pull"`, tokens.URL)
 	for _, c := range []struct {
 		headers []string
-		auth    *Auth
+		auth    *registry.Auth
 	}{
 		{[]string{`Basic realm="r", ` + bearer}, nil},
 		{[]string{bearer + `, Basic realm="r"`}, nil},
 		{[]string{`Basic realm="r"`, bearer}, nil},
 		{[]string{`Negotiate, ` + bearer}, nil},
-		{[]string{`Negotiate, Basic realm="r \", x"`}, &Auth{Username: "me", Password: "secret"}},
-		{[]string{`Negotiate YII=, Basic realm="r"`}, &Auth{Username: "me", Password: "secret"}},
-		{[]string{`Negotiate`, `BASIC realm="r"`}, &Auth{Username: "me", Password: "secret"}},
+		{[]string{`Negotiate, Basic realm="r \", x"`}, &registry.Auth{Username: "me", Password: "secret"}},
+		{[]string{`Negotiate YII=, Basic realm="r"`}, &registry.Auth{Username: "me", Password: "secret"}},
+		{[]string{`Negotiate`, `BASIC realm="r"`}, &registry.Auth{Username: "me", Password: "secret"}},
 	} {
 		reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
 			if _, password, ok := r.BasicAuth(); ok && password == "secret" || r.Header.Get("Authorization") == "Bearer granted" {

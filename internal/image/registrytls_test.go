@@ -12,9 +12,11 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
-// overTLS serves a registry with TLS too, as registry.example. It returns the directory for Registries.HostsDir, and the host.
+// overTLS serves a registry with TLS too, as registry.example. It returns the directory for registry.Config.HostsDir, and the host.
 func overTLS(t testing.TB, reg *testRegistry, more string) (dir, host string) {
 	t.Helper()
 	server := httptest.NewTLSServer(reg.Config.Handler)
@@ -59,15 +61,15 @@ func TestUploadsWithoutTLS(t *testing.T) {
 	manifest, layer, config := NewBlob(m.manifest.MediaType, []byte(`{"schemaVersion": 2}`)), NewBlob(m.manifest.Layers[0].MediaType, m.blobs[0]), NewBlob(m.manifest.Config.MediaType, m.blobs[1])
 	var text bytes.Buffer
 	ctx := log.WithLogger(t.Context(), bridge(slog.New(slog.NewTextHandler(&text, nil))))
-	login := &Auth{RegistryToken: "token"}
+	login := &registry.Auth{RegistryToken: "token"}
 	name := strings.TrimPrefix(plain.URL, "http://")
 
-	_, err := Registries{HostsDir: []string{dir}, RefuseDowngrades: true}.Push(ctx, "registry.example/app:1", login, nil, manifest, layer, config)
+	_, err := Push(ctx, registry.Config{HostsDir: []string{dir}, RefuseDowngrades: true}, "registry.example/app:1", login, nil, manifest, layer, config)
 	wantError(t, err, errdefs.IsFailedPrecondition, "http://"+name, "refuse_downgrades")
 	if plain.hits != 0 || text.Len() > 0 {
 		t.Errorf("a refused upload: got %d requests and the log %q, want none", plain.hits, text.String())
 	}
-	_, err = Registries{HostsDir: []string{dir}}.Push(ctx, "registry.example/app:1", login, nil, manifest, layer, config)
+	_, err = Push(ctx, registry.Config{HostsDir: []string{dir}}, "registry.example/app:1", login, nil, manifest, layer, config)
 	check(t, err)
 	plain.check(t, true)
 	if got := text.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "host="+name) || strings.Contains(got, "topsecret") {
@@ -91,7 +93,7 @@ func TestUploadsElsewhere(t *testing.T) {
 		return true
 	})
 	dir := hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n[header]\nX-Secret = \"s\"\n", reg.URL))
-	_, err := Registries{HostsDir: []string{dir}}.Push(t.Context(), "registry.example/app:1", &Auth{RegistryToken: "token"}, nil,
+	_, err := Push(t.Context(), registry.Config{HostsDir: []string{dir}}, "registry.example/app:1", &registry.Auth{RegistryToken: "token"}, nil,
 		NewBlob("application/vnd.oci.image.manifest.v1+json", []byte(`{"schemaVersion": 2}`)), NewBlob("text/plain", []byte("x")))
 	check(t, err)
 	other.check(t, true)
@@ -123,11 +125,11 @@ func TestTokenServerWithoutTLS(t *testing.T) {
 	name := strings.TrimPrefix(tokens.URL, "http://")
 	for what, c := range map[string]struct {
 		cfg  Config
-		auth *Auth
+		auth *registry.Auth
 		word string
 	}{
-		"password":       {Config{HostsDir: []string{dir}}, &Auth{Username: "me", Password: "secret"}, "wants the login"},
-		"identity token": {Config{HostsDir: []string{dir}}, &Auth{IdentityToken: "secret"}, "wants the login"},
+		"password":       {Config{HostsDir: []string{dir}}, &registry.Auth{Username: "me", Password: "secret"}, "wants the login"},
+		"identity token": {Config{HostsDir: []string{dir}}, &registry.Auth{IdentityToken: "secret"}, "wants the login"},
 		"header":         {Config{HostsDir: []string{withHeader}}, nil, "wants the login"},
 		"refused":        {Config{HostsDir: []string{dir}, RefuseDowngrades: true}, nil, "refuse_downgrades"},
 	} {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 var failRootDisk = failpoint.New("image.rootdisk.write")
@@ -101,7 +102,7 @@ func (s *Store) rootDisk(ctx context.Context, imageID string, manifest digest.Di
 	}
 	start := time.Now()
 	desc, err = s.makeRootDisk(ctx, program, e.details, manifest)
-	if errdefs.IsNotFound(err) || isGone(err) {
+	if errdefs.IsNotFound(err) || failure.IsGone(err) {
 		err = s.lostLayers(ctx, e)
 	}
 	if err == nil {
@@ -151,7 +152,7 @@ func (r *imageRoot) checkNames(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case len(file.Name()) > mkfsName && path != r.path:
-			return invalidf("the file name %.40q… has %d bytes; %s stores at most %d", file.Name(), len(file.Name()), mkfsProgram, mkfsName)
+			return failure.Invalidf("the file name %.40q… has %d bytes; %s stores at most %d", file.Name(), len(file.Name()), mkfsProgram, mkfsName)
 		}
 		return nil
 	})

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/test/loopdev"
 )
 
@@ -220,7 +221,7 @@ func fakeMkfs(t *testing.T, script string) string {
 func runs(t testing.TB, dir string) (pids []int) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "pids"))
-	if !isGone(err) {
+	if !failure.IsGone(err) {
 		check(t, err)
 	}
 	for _, line := range strings.Fields(string(text)) {
@@ -338,7 +339,7 @@ func TestRootDiskIsHeld(t *testing.T) {
 	}
 	check(t, s.CloseDisk(t.Context(), "b"))
 	wantEmpty(t, s)
-	if _, err := os.Lstat(path); !isGone(err) {
+	if _, err := os.Lstat(path); !failure.IsGone(err) {
 		t.Errorf("Lstat of the collected disk: got error %v, want not exist", err)
 	}
 }
@@ -476,7 +477,7 @@ func TestFaultN5DiskFullOfRootDisks(t *testing.T) {
 			counted := fakeMkfs(t, "$mkfs \"$@\" || exit\n: >$dir/made\n")
 			_, err := s.OpenRootDisk(t.Context(), "a", img.ID)
 			wantError(t, err, errdefs.IsResourceExhausted)
-			if _, err := os.Lstat(filepath.Join(counted, "made")); isGone(err) != (step == "mkfs") {
+			if _, err := os.Lstat(filepath.Join(counted, "made")); failure.IsGone(err) != (step == "mkfs") {
 				t.Errorf("Lstat of the mark of a complete run: got error %v", err)
 			}
 			if keys, err := s.Disks(t.Context()); err != nil || len(keys) > 0 {

@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // labelOwner is a label on snapshots that says what they are for. View, OpenDisk and foundation set it, as did Prepare in
@@ -100,18 +102,18 @@ func (s *Store) makeRootfs(ctx context.Context, key, imageID string, make func(c
 		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
 	}
 	if e.details.kind != KindRootfs {
-		return nil, invalidf("root filesystem %q: image %s is a %s and has none", key, e.image.ID, e.details.kind)
+		return nil, failure.Invalidf("root filesystem %q: image %s is a %s and has none", key, e.image.ID, e.details.kind)
 	}
 	if err := s.reserve(); err != nil {
 		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
 	}
 	ctx = s.withNamespace(ctx)
 	mounts, err := make(ctx, e)
-	if errdefs.IsNotFound(err) || isGone(err) {
+	if errdefs.IsNotFound(err) || failure.IsGone(err) {
 		err = s.lostLayers(ctx, e)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("root filesystem %q of image %s: %w", key, e.image.ID, withClass(err))
+		return nil, fmt.Errorf("root filesystem %q of image %s: %w", key, e.image.ID, failure.WithClass(err))
 	}
 	e.touch()
 	return mounts, nil
@@ -202,7 +204,7 @@ func (s *Store) readyFor(key string) error {
 		return err
 	}
 	if key == "" || slices.ContainsFunc([]string{"sha256:", "extract-", diskPrefix, foundationPrefix, "."}, func(p string) bool { return strings.HasPrefix(key, p) }) {
-		return invalidf("root filesystem key %q is empty or reserved", key)
+		return failure.Invalidf("root filesystem key %q is empty or reserved", key)
 	}
 	return nil
 }

@@ -19,7 +19,9 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/policy"
+	"github.com/tripod-run/tripod/internal/image/registry"
 	"github.com/tripod-run/tripod/internal/spans"
 )
 
@@ -42,7 +44,7 @@ const (
 )
 
 // lookasideClient reads signatures from lookaside stores.
-var lookasideClient = &http.Client{Timeout: 30 * time.Second, CheckRedirect: checkRedirect}
+var lookasideClient = &http.Client{Timeout: 30 * time.Second, CheckRedirect: registry.CheckRedirect}
 
 // requirements returns the signature policy's requirements for an image, or nil without a policy. It reads the policy
 // from its file, so that a change applies to the next pull. An image without a chance is refused here.
@@ -112,7 +114,7 @@ func (p *puller) sigstoreSignatures(ctx context.Context, subjects []digest.Diges
 		manifests = append(manifests, found...)
 	}
 	if len(manifests) > maxSignatures {
-		return nil, invalidf("the image has more than %d manifests of signatures", maxSignatures)
+		return nil, failure.Invalidf("the image has more than %d manifests of signatures", maxSignatures)
 	}
 	for _, desc := range manifests {
 		found, err := p.signaturesIn(ctx, desc)
@@ -122,7 +124,7 @@ func (p *puller) sigstoreSignatures(ctx context.Context, subjects []digest.Diges
 		payloads = append(payloads, found...)
 	}
 	if len(payloads) > maxSignatures || sizes(payloads) > maxSignatureBytes {
-		return nil, invalidf("the image has more than %d signatures, or more than %d bytes of them", maxSignatures, maxSignatureBytes)
+		return nil, failure.Invalidf("the image has more than %d signatures, or more than %d bytes of them", maxSignatures, maxSignatureBytes)
 	}
 	all := make([]policy.Sigstore, len(payloads))
 	for i, desc := range payloads {
@@ -141,15 +143,15 @@ func (p *puller) signatureManifests(ctx context.Context, subject digest.Digest) 
 	_, desc, err := p.remote.Resolve(ctx, tag)
 	if err == nil {
 		found = append(found, desc)
-	} else if !errdefs.IsNotFound(withClass(err)) {
+	} else if !errdefs.IsNotFound(failure.WithClass(err)) {
 		return nil, err
 	}
-	registry, ok := p.registry.(remotes.ReferrersFetcher)
+	fetcher, ok := p.registry.(remotes.ReferrersFetcher)
 	if !ok {
 		return found, nil
 	}
-	referrers, err := registry.FetchReferrers(ctx, subject, remotes.WithReferrerArtifactTypes(cosignArtifactType))
-	if err != nil && !errdefs.IsNotFound(withClass(err)) {
+	referrers, err := fetcher.FetchReferrers(ctx, subject, remotes.WithReferrerArtifactTypes(cosignArtifactType))
+	if err != nil && !errdefs.IsNotFound(failure.WithClass(err)) {
 		return nil, fmt.Errorf("referrers: %w", err)
 	}
 	return append(found, referrers...), nil
@@ -166,7 +168,7 @@ func (p *puller) signaturesIn(ctx context.Context, desc ocispec.Descriptor) ([]o
 	}
 	var m ocispec.Manifest
 	if err := json.Unmarshal(document, &m); err != nil {
-		return nil, invalidf("manifest %s of signatures: %v", desc.Digest, err)
+		return nil, failure.Invalidf("manifest %s of signatures: %v", desc.Digest, err)
 	}
 	payloads := slices.DeleteFunc(m.Layers, func(l ocispec.Descriptor) bool {
 		return l.MediaType != cosignPayloadType || len(signatureIn(l)) == 0

@@ -9,6 +9,9 @@ import (
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // rangeSize is the number of bytes of each of several requests for one blob. A pull buffers so many bytes per request.
@@ -35,13 +38,13 @@ type sources struct {
 	// origin is the registry after peers have resolved a digest; nil if the registry is unavailable.
 	origin remotes.Fetcher
 	// hosts is what was learned about the registry and its mirrors.
-	hosts *hostsUsed
+	hosts *registry.Hosts
 }
 
 // resolve finds the reference's current target, at the registry or at peers.
-func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, error) {
+func (p *puller) resolve(ctx context.Context, auth *registry.Auth) (ocispec.Descriptor, error) {
 	defer p.tracker.busy()()
-	registry, used, err := Registries{HostsDir: p.cfg.HostsDir, DockerConfig: p.cfg.DockerConfig, RefuseDowngrades: p.cfg.RefuseDowngrades}.resolver(ctx, p.named, auth)
+	at, used, err := registry.Config{HostsDir: p.cfg.HostsDir, DockerConfig: p.cfg.DockerConfig, RefuseDowngrades: p.cfg.RefuseDowngrades}.Resolver(ctx, p.named, auth)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -52,14 +55,14 @@ func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, e
 	signed := p.requires != nil && p.requires.NeedsSigstore()
 	if p.peers.First && digested && !signed {
 		if target, err := p.resolveAt(ctx, peers()); err == nil {
-			p.fromPeer, p.origin = true, p.fetcherOf(ctx, registry)
+			p.fromPeer, p.origin = true, p.fetcherOf(ctx, at)
 			return target, nil
 		}
 	}
-	target, err := p.resolveAt(ctx, registry)
-	if parallel, ok := registry.(rangeSetter); ok && err == nil && p.cfg.RangesPerBlob > 1 {
+	target, err := p.resolveAt(ctx, at)
+	if parallel, ok := at.(rangeSetter); ok && err == nil && p.cfg.RangesPerBlob > 1 {
 		parallel.SetOptions(transfer.WithMaxConcurrentDownloads(p.cfg.RangesPerBlob), transfer.WithConcurrentLayerFetchBuffer(rangeSize))
-		p.ranges = p.fetcherOf(ctx, registry)
+		p.ranges = p.fetcherOf(ctx, at)
 	}
 	if !unavailable(err) || signed || !digested && !p.peers.Tags {
 		return target, err
@@ -88,7 +91,7 @@ func (p *puller) resolveAt(ctx context.Context, at remotes.Resolver) (ocispec.De
 		return ocispec.Descriptor{}, err
 	}
 	if !images.IsManifestType(target.MediaType) && !images.IsIndexType(target.MediaType) {
-		return ocispec.Descriptor{}, invalidf("the registry answered with the type %q, not a manifest or an index", target.MediaType)
+		return ocispec.Descriptor{}, failure.Invalidf("the registry answered with the type %q, not a manifest or an index", target.MediaType)
 	}
 	if err := checkDescriptor("manifest", target, p.cfg.Limits.DocumentBytes); err != nil {
 		return ocispec.Descriptor{}, err
@@ -133,11 +136,11 @@ func (p *puller) lastResort(err error) remotes.Fetcher {
 }
 
 // unavailable reports whether err means that a registry cannot be reached or is overloaded.
-func unavailable(err error) bool { return err != nil && errdefs.IsUnavailable(withClass(err)) }
+func unavailable(err error) bool { return err != nil && errdefs.IsUnavailable(failure.WithClass(err)) }
 
 // labels are the labels of the records of a pulled image's names.
 func (p *puller) labels() map[string]string {
-	if p.fromPeer || p.hosts.login() {
+	if p.fromPeer || p.hosts.SentLogin() {
 		return nil
 	}
 	return map[string]string{labelPublic: "true"}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/boltfile"
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/policy"
 	"github.com/tripod-run/tripod/internal/synced"
 )
@@ -341,7 +342,7 @@ func (s *Store) remedy() string {
 
 // refuseLost returns an error if a metadata file is missing but the directory that it should describe is not empty.
 func (s *Store) refuseLost(file, dir string) error {
-	if _, err := os.Lstat(filepath.Join(s.cfg.Root, file)); !isGone(err) {
+	if _, err := os.Lstat(filepath.Join(s.cfg.Root, file)); !failure.IsGone(err) {
 		return err
 	}
 	entries, err := os.ReadDir(filepath.Join(s.cfg.Root, dir))

@@ -16,6 +16,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/translation"
 )
 
@@ -34,7 +35,7 @@ func normalPrefix(prefix string) (string, error) {
 	}
 	named, err := reference.ParseNormalizedNamed(strings.TrimSuffix(prefix, "/") + "/x")
 	if err != nil {
-		return "", invalidf("image store: the prefix of translated names, %q: %v", prefix, err)
+		return "", failure.Invalidf("image store: the prefix of translated names, %q: %v", prefix, err)
 	}
 	return strings.TrimSuffix(named.Name(), "x"), nil
 }
@@ -61,7 +62,7 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	what := fmt.Sprintf("pull image %q", named)
 	defer func() {
 		if err != nil {
-			err = classify(ctx, what, downloadError(err))
+			err = failure.Classify(ctx, what, downloadError(err))
 		}
 	}()
 	if err := s.admitUnsigned(named); err != nil {
@@ -70,7 +71,7 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	want := digest.Digest("")
 	if digested, ok := named.(reference.Digested); ok {
 		if want = digested.Digest(); want.Algorithm() != digest.SHA256 {
-			return Image{}, invalidf("the digest of a disk must be sha256, not %s", want.Algorithm())
+			return Image{}, failure.Invalidf("the digest of a disk must be sha256, not %s", want.Algorithm())
 		}
 	}
 	tag := ""
@@ -117,7 +118,7 @@ func sourceOf(u *url.URL) string {
 
 // downloadError classifies an error from net/http and removes URLs with secrets from its text.
 func downloadError(err error) error {
-	if hasClass(err) {
+	if failure.HasClass(err) {
 		return err
 	}
 	_, unverified := errors.AsType[*tls.CertificateVerificationError](err)

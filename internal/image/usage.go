@@ -3,7 +3,6 @@ package image
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // usageFresh is the age after which a cached usage is measured again.
@@ -228,7 +228,7 @@ func (s *Store) measureDir(dir string, elsewhere []string, into *FsUsage) error 
 		}
 		if err != nil {
 			// A file that disappears during the walk takes no space.
-			if isGone(err) && (path != s.cfg.Root || s.Err() != nil) {
+			if failure.IsGone(err) && (path != s.cfg.Root || s.Err() != nil) {
 				return nil
 			}
 			return err
@@ -240,5 +240,3 @@ func (s *Store) measureDir(dir string, elsewhere []string, into *FsUsage) error 
 		return nil
 	})
 }
-
-func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -19,6 +19,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // Damage is a damaged part of an image. Pulling one of the image's names repairs it.
@@ -315,7 +317,7 @@ func (v *verifier) checkRecords(ctx context.Context) error {
 func (v *verifier) checkContainers(ctx context.Context) error {
 	check := func(key, dir string) error {
 		if dir != "" {
-			if _, err := os.Lstat(filepath.Join(dir, "fs")); !isGone(err) {
+			if _, err := os.Lstat(filepath.Join(dir, "fs")); !failure.IsGone(err) {
 				return err
 			}
 		}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/archive"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // The names of whiteouts (image-spec, layer.md). Other names with whiteoutMeta are metadata of AUFS.
@@ -66,7 +68,7 @@ func (w *whiteouts) take(h *tar.Header) (bool, error) {
 		return true, nil
 	}
 	if w.bytes += len(name); w.bytes > maxWhiteoutBytes {
-		return false, invalidf("the whiteouts of the layer have names of more than %d bytes", maxWhiteoutBytes)
+		return false, failure.Invalidf("the whiteouts of the layer have names of more than %d bytes", maxWhiteoutBytes)
 	}
 	w.names[name] = true
 	w.found = append(w.found, &tar.Header{Name: name, Uid: h.Uid, Gid: h.Gid})
@@ -96,7 +98,7 @@ func (w *whiteouts) uncover() error {
 		if !covered {
 			continue
 		}
-		if err := os.Remove(filepath.Join(w.root, name)); err != nil && !isGone(err) {
+		if err := os.Remove(filepath.Join(w.root, name)); err != nil && !failure.IsGone(err) {
 			return err
 		}
 		for dir := path.Dir(name); w.made[dir]; dir = path.Dir(dir) {
@@ -291,16 +293,16 @@ func (w *whiteouts) write(ctx context.Context, m *marks) error {
 func (w *whiteouts) copyUp(ctx context.Context, name string) (int64, error) {
 	source, info := w.locate(name)
 	if info == nil || !w.shows(path.Dir(name), newMarks()) {
-		return 0, invalidf("no layer has the target")
+		return 0, failure.Invalidf("no layer has the target")
 	}
 	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
-		if _, err := os.Lstat(filepath.Join(w.root, dir)); isGone(err) {
+		if _, err := os.Lstat(filepath.Join(w.root, dir)); failure.IsGone(err) {
 			w.made[dir] = true
 		}
 	}
 	w.copied[name] = true
 	if info.IsDir() {
-		return 0, invalidf("the target is a directory")
+		return 0, failure.Invalidf("the target is a directory")
 	}
 	target := ""
 	if info.Mode()&fs.ModeSymlink != 0 {

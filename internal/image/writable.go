@@ -19,6 +19,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	confs "github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // The writable layers of containers are directories of our own. They live as long as a container, need not survive a power
@@ -263,7 +265,7 @@ func (s *Store) layerMounts(ctx context.Context, key string) (mounts []mount.Mou
 		return nil, true, fmt.Errorf("%s is damaged: %w", layerFile, errdefs.ErrNotFound)
 	}
 	files := s.filesOf(key, info)
-	if _, err := os.Lstat(filepath.Join(files, "fs")); isGone(err) { // by a power failure
+	if _, err := os.Lstat(filepath.Join(files, "fs")); failure.IsGone(err) { // by a power failure
 		return nil, true, fmt.Errorf("the layer's files in %s are missing: %w", files, errdefs.ErrNotFound)
 	}
 	below, err := s.foundation(ctx, info.Chain)
@@ -401,7 +403,7 @@ func (s *Store) layerUsage(ctx context.Context, key string) (snapshots.Usage, er
 		return s.snaps.Usage(ctx, key)
 	}
 	u, err := confs.DiskUsage(ctx, filepath.Join(s.filesOf(key, info), "fs"))
-	if isGone(err) {
+	if failure.IsGone(err) {
 		err = fmt.Errorf("layer %q: %w", key, errdefs.ErrNotFound)
 	}
 	return snapshots.Usage(u), err

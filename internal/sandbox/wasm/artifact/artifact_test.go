@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/image"
+	imageregistry "github.com/tripod-run/tripod/internal/image/registry"
 )
 
 // rig has a registry and an image store.
@@ -42,7 +43,7 @@ func newRig(t *testing.T) *rig {
 // pull pushes an artifact, pulls it and opens it.
 func (r *rig) pull(name string, manifest image.Blob, blobs ...image.Blob) *Artifact {
 	r.Helper()
-	_, err := image.Registries{}.Push(r.Context(), r.host+"/"+name, nil, nil, manifest, blobs...)
+	_, err := image.Push(r.Context(), imageregistry.Config{}, r.host+"/"+name, nil, nil, manifest, blobs...)
 	r.must(err)
 	img, err := r.store.Pull(r.Context(), r.host+"/"+name, image.PullOptions{})
 	r.must(err)

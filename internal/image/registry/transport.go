@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"bytes"
@@ -38,7 +38,7 @@ type registryTransport struct {
 	base   http.RoundTripper
 	host   string // as configured
 	mirror bool   // another host follows
-	used   *hostsUsed
+	used   *Hosts
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -86,10 +86,10 @@ func (t registryTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return t.named(req, resp)
 }
 
-// hostsUsed is what one transfer has learned about the hosts that serve it.
-type hostsUsed struct {
+// Hosts is what one transfer has learned about the hosts that serve it.
+type Hosts struct {
 	logins *logins
-	refuse bool // Registries.RefuseDowngrades
+	refuse bool // Config.RefuseDowngrades
 
 	mu     sync.Mutex
 	served map[digest.Digest]string // the mirrors that serve blobs
@@ -98,11 +98,11 @@ type hostsUsed struct {
 	plain  map[[2]string]bool       // registries with TLS, and the hosts without TLS that they refer to
 }
 
-// login reports whether a host has received a login so far.
-func (u *hostsUsed) login() bool { return u.logins.used.Load() }
+// SentLogin reports whether a host has received a login so far.
+func (u *Hosts) SentLogin() bool { return u.logins.used.Load() }
 
 // note notes the host that serves a blob.
-func (u *hostsUsed) note(blob digest.Digest, host string, mirror bool) {
+func (u *Hosts) note(blob digest.Digest, host string, mirror bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if mirror {
@@ -112,15 +112,15 @@ func (u *hostsUsed) note(blob digest.Digest, host string, mirror bool) {
 	}
 }
 
-func (u *hostsUsed) isPassedOver(mirror string) bool {
+func (u *Hosts) isPassedOver(mirror string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.passed[mirror]
 }
 
-// passOver is called if the content of a blob is wrong. If a mirror sent it, that mirror is asked no more, and passOver returns
+// PassOver is called if the content of a blob is wrong. If a mirror sent it, that mirror is asked no more, and passOver returns
 // its name, otherwise "".
-func (u *hostsUsed) passOver(blob digest.Digest) string {
+func (u *Hosts) PassOver(blob digest.Digest) string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	mirror := u.served[blob]
@@ -132,7 +132,7 @@ func (u *hostsUsed) passOver(blob digest.Digest) string {
 }
 
 // lose notes whether a request for a manifest had an answer.
-func (u *hostsUsed) lose(req *http.Request, host string, err error) {
+func (u *Hosts) lose(req *http.Request, host string, err error) {
 	key := [2]string{host, path.Base(original(req).URL.Path)}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -144,7 +144,7 @@ func (u *hostsUsed) lose(req *http.Request, host string, err error) {
 }
 
 // lost returns why a host did not answer when it was asked for the manifest with the digest of a blob; nil if it did.
-func (u *hostsUsed) lost(req *http.Request, host string) error {
+func (u *Hosts) lost(req *http.Request, host string) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.failed[[2]string{host, path.Base(req.URL.Path)}]
@@ -193,14 +193,14 @@ func typeKnown(resp *http.Response) bool {
 
 // named gives a manifest the type that its document says. The body has been read, and can be read again.
 func (t registryTransport) named(req *http.Request, resp *http.Response) (*http.Response, error) {
-	document, err := io.ReadAll(io.LimitReader(resp.Body, defaultDocumentBytes+1))
+	document, err := io.ReadAll(io.LimitReader(resp.Body, MaxDocumentBytes+1))
 	resp.Body.Close()
 	if err != nil {
 		return nil, fmt.Errorf("read a manifest of %s: %w", req.URL.Host, err)
 	}
 	given := resp.Header.Get("Content-Type")
-	if len(document) > defaultDocumentBytes {
-		return nil, fmt.Errorf("%s answered with more than %d bytes of the type %q: %w", req.URL.Host, defaultDocumentBytes, given, errdefs.ErrInvalidArgument)
+	if len(document) > MaxDocumentBytes {
+		return nil, fmt.Errorf("%s answered with more than %d bytes of the type %q: %w", req.URL.Host, MaxDocumentBytes, given, errdefs.ErrInvalidArgument)
 	}
 	kind := documentType(document)
 	if kind == "" {
@@ -264,16 +264,3 @@ func challenges(headers []string) (all []string) {
 	}
 	return all
 }
-
-// query matches the query of a URL in a text.
-var query = lazyregexp.New(`(https?://[^\s"'?]+)\?[^\s"']*`)
-
-// withoutQueries removes the queries of URLs from a text, because they can hold signatures that let anybody read an image.
-func withoutQueries(text string) string { return query().ReplaceAllString(text, "$1?…") }
-
-// redacted is an error whose text has no queries of URLs.
-type redacted struct{ error }
-
-func (e redacted) Error() string { return withoutQueries(e.error.Error()) }
-
-func (e redacted) Unwrap() error { return e.error }

@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"encoding/base64"
@@ -18,6 +18,20 @@ const (
 	dockerHubRegistry = "registry-1.docker.io"
 	dockerHubIndex    = "index.docker.io"
 )
+
+// Auth is a login to a registry (CRI AuthConfig). The first of Username, Auth, IdentityToken and RegistryToken that is
+// set applies. A login is never logged or stored.
+type Auth struct {
+	Username, Password string
+	// Auth is base64 of "username:password".
+	Auth string
+	// ServerAddress is the registry that the login is valid for; empty means the registry in the reference.
+	ServerAddress string
+	// IdentityToken is exchanged for an access token at the registry's token server.
+	IdentityToken string
+	// RegistryToken is sent to the registry unchanged, as a bearer token.
+	RegistryToken string
+}
 
 // login is the login to a registry; empty for anonymous access.
 type login struct {

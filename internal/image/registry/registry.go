@@ -1,9 +1,8 @@
-package image
+package registry
 
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -15,16 +14,18 @@ import (
 	"github.com/containerd/log"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // maxRedirects limits the redirects of one request.
 const maxRedirects = 10
 
-// errRedirect means that a registry's redirect was refused.
-var errRedirect = errors.New("redirect refused")
+// MaxDocumentBytes is the default limit of documents in the image store, and the most that is read of a manifest whose type is not given.
+const MaxDocumentBytes = 8 << 20
 
-// Registries configures access to registries. A Store derives it from its Config.
-type Registries struct {
+// Config configures access to registries. The image store derives it from its own.
+type Config struct {
 	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first directory with an entry
 	// for a host applies.
 	HostsDir []string
@@ -37,8 +38,8 @@ type Registries struct {
 	RefuseDowngrades bool
 }
 
-// resolver makes the resolver for one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only.
-func (r Registries) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, *hostsUsed, error) {
+// Resolver makes the resolver for one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only.
+func (r Config) Resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, *Hosts, error) {
 	registry := reference.Domain(named)
 	logins, err := newLogins(auth, r.DockerConfig, registry, reference.Path(named))
 	if err != nil {
@@ -47,7 +48,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 	for _, bad := range logins.bad {
 		log.G(ctx).Warn(bad.Error())
 	}
-	used := &hostsUsed{logins: logins, refuse: r.RefuseDowngrades, served: map[digest.Digest]string{}, passed: map[string]bool{}, plain: map[[2]string]bool{}, failed: map[[2]string]error{}}
+	used := &Hosts{logins: logins, refuse: r.RefuseDowngrades, served: map[digest.Digest]string{}, passed: map[string]bool{}, plain: map[[2]string]bool{}, failed: map[[2]string]error{}}
 	scheme := ""
 	if r.PlainHTTP {
 		scheme = "http"
@@ -61,7 +62,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 			return l.username, l.secret, err
 		},
 		UpdateClient: func(c *http.Client) error {
-			c.CheckRedirect = checkRedirect
+			c.CheckRedirect = CheckRedirect
 			return nil
 		},
 	})
@@ -108,7 +109,7 @@ func hasOwnLogin(host docker.RegistryHost) bool {
 }
 
 // hostDir finds the directory with a registry host's hosts.toml.
-func (r Registries) hostDir(host string) (string, error) {
+func (r Config) hostDir(host string) (string, error) {
 	for _, root := range r.HostsDir {
 		dir, err := dockerconfig.HostDirFromRoot(root)(host)
 		if err == nil || !errdefs.IsNotFound(err) {
@@ -118,22 +119,22 @@ func (r Registries) hostDir(host string) (string, error) {
 	return "", errdefs.ErrNotFound
 }
 
-// checkRedirect refuses a redirect from a server with TLS to one without. If a request goes to another host, checkRedirect
+// CheckRedirect refuses a redirect from a server with TLS to one without. If a request goes to another host, checkRedirect
 // removes everything meant for the registry, because net/http passes most headers on to any host, and even passes logins on
 // to other ports and subdomains of the same host.
-func checkRedirect(to *http.Request, via []*http.Request) error {
+func CheckRedirect(to *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
-		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)
+		return fmt.Errorf("more than %d redirects: %w", maxRedirects, failure.ErrRedirect)
 	}
 	if leavesTLS(to.Response, to.URL) {
-		return fmt.Errorf("from https to %s://%s: %w", to.URL.Scheme, to.URL.Host, errRedirect)
+		return fmt.Errorf("from https to %s://%s: %w", to.URL.Scheme, to.URL.Host, failure.ErrRedirect)
 	}
 	first := via[0]
 	if first.URL.Scheme == to.URL.Scheme && strings.EqualFold(first.URL.Host, to.URL.Host) {
 		return nil
 	}
 	if to.Method != http.MethodGet && to.Method != http.MethodHead {
-		return fmt.Errorf("%s, which may carry a login, to %s: %w", to.Method, to.URL.Host, errRedirect)
+		return fmt.Errorf("%s, which may carry a login, to %s: %w", to.Method, to.URL.Host, failure.ErrRedirect)
 	}
 	keepPublic(to.Header)
 	return nil

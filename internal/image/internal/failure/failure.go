@@ -1,10 +1,11 @@
-package image
+package failure
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -15,63 +16,66 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/lazyregexp"
 )
 
-// corruptError means that a stored blob does not match its digest. The blob must be dropped and fetched again.
-type corruptError struct{ digest digest.Digest }
+// CorruptError means that a stored blob does not match its digest. The blob must be dropped and fetched again.
+type CorruptError struct{ Digest digest.Digest }
 
-func (e *corruptError) Error() string { return fmt.Sprintf("stored blob %s is corrupt", e.digest) }
+func (e *CorruptError) Error() string { return fmt.Sprintf("stored blob %s is corrupt", e.Digest) }
 
-func (e *corruptError) Unwrap() error { return errdefs.ErrDataLoss }
+func (e *CorruptError) Unwrap() error { return errdefs.ErrDataLoss }
 
-// invalidf returns an error for an image that violates the specification or one of our limits.
-func invalidf(format string, args ...any) error {
+// ErrRedirect means that a registry's redirect was refused.
+var ErrRedirect = errors.New("redirect refused")
+
+// Invalidf returns an error for an image that violates the specification or one of our limits.
+func Invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
-// classify adds the failed operation ("pull image … from …") and an errdefs class to an error from a transfer.
-func classify(ctx context.Context, what string, err error) error {
+// Classify adds the failed operation ("pull image … from …") and an errdefs class to an error from a transfer.
+func Classify(ctx context.Context, what string, err error) error {
 	// The libraries return a bare context.Canceled; the cause of the cancellation says more.
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
 		err = cause
 	}
-	return fmt.Errorf("%s: %w", what, redacted{withClass(err)})
+	return fmt.Errorf("%s: %w", what, Redact(WithClass(err)))
 }
 
-// withClass adds the class that classOf returns for err, if any.
-func withClass(err error) error {
-	if class := classOf(err); class != nil {
+// WithClass adds the class that ClassOf returns for err, if any.
+func WithClass(err error) error {
+	if class := ClassOf(err); class != nil {
 		return fmt.Errorf("%w (%w)", err, class)
 	}
 	return err
 }
 
-// classOf returns the errdefs class to add to err. It returns nil if err already has the right class, or if no class
+// ClassOf returns the errdefs class to add to err. It returns nil if err already has the right class, or if no class
 // applies.
-func classOf(err error) error {
+func ClassOf(err error) error {
 	if class := statusClass(err); class != nil {
 		return class
 	}
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return errdefs.ErrResourceExhausted
-	case hasClass(err):
+	case HasClass(err):
 		return nil
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.Is(err, auth.ErrNoToken):
 		return errdefs.ErrUnauthenticated
-	case errors.Is(err, errRedirect):
+	case errors.Is(err, ErrRedirect):
 		return errdefs.ErrFailedPrecondition
-	case transient(err):
+	case Transient(err):
 		return errdefs.ErrUnavailable
 	default:
 		return nil
 	}
 }
 
-func hasClass(err error) bool {
+func HasClass(err error) bool {
 	return slices.ContainsFunc([]func(error) bool{
 		errdefs.IsNotFound, errdefs.IsInvalidArgument, errdefs.IsDataLoss, errdefs.IsUnavailable, errdefs.IsPermissionDenied,
 		errdefs.IsUnauthorized, errdefs.IsResourceExhausted, errdefs.IsFailedPrecondition, errdefs.IsCanceled,
@@ -101,9 +105,9 @@ func statusClass(err error) error {
 	}
 }
 
-// transient recognises network errors after which the same request may succeed.
-func transient(err error) bool {
-	if errors.Is(err, context.Canceled) || errors.Is(err, errRedirect) {
+// Transient recognises network errors after which the same request may succeed.
+func Transient(err error) bool {
+	if errors.Is(err, context.Canceled) || errors.Is(err, ErrRedirect) {
 		return false
 	}
 	// Do not test for net.Error, because the errnos of disk errors also implement net.Error.
@@ -112,14 +116,20 @@ func transient(err error) bool {
 	return isURL || isOp || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// noMatchingPlatform returns an error saying that an index has no entry for this node. The error lists the index's
-// platforms.
-func noMatchingPlatform(index ocispec.Descriptor, has []ocispec.Descriptor) error {
-	var names []string
-	for _, m := range has {
-		if m.Platform != nil && len(names) < 20 {
-			names = append(names, platforms.Format(*m.Platform))
-		}
-	}
-	return fmt.Errorf("index %s has no entry for this node's platform, only for %q: %w", index.Digest, names, errdefs.ErrNotFound)
-}
+// Redact returns err with a text that has no queries of URLs.
+func Redact(err error) error { return redacted{err} }
+
+type redacted struct{ error }
+
+func (e redacted) Error() string { return WithoutQueries(e.error.Error()) }
+
+func (e redacted) Unwrap() error { return e.error }
+
+// query matches the query of a URL in a text.
+var query = lazyregexp.New(`(https?://[^\s"'?]+)\?[^\s"']*`)
+
+// WithoutQueries removes the queries of URLs from a text, because they can hold signatures that let anybody read an image.
+func WithoutQueries(text string) string { return query().ReplaceAllString(text, "$1?…") }
+
+// IsGone reports whether err means that a file does not exist.
+func IsGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -1,4 +1,4 @@
-package image
+package registry
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	"github.com/containerd/log"
+
+	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
 // leavesTLS reports whether an answer over TLS refers to an address without it. The scheme of the request does not say whether
@@ -19,9 +21,9 @@ func leavesTLS(answer *http.Response, to *url.URL) bool {
 
 // leaveTLS is called when a registry with TLS refers to an address without it. It refuses that if the configuration does, and
 // otherwise warns once for each host.
-func (u *hostsUsed) leaveTLS(ctx context.Context, registry, what string, to *url.URL) error {
+func (u *Hosts) leaveTLS(ctx context.Context, registry, what string, to *url.URL) error {
 	if u.refuse {
-		return fmt.Errorf("%s has TLS and names %s://%s for %s, which refuse_downgrades forbids: %w", registry, to.Scheme, to.Host, what, errRedirect)
+		return fmt.Errorf("%s has TLS and names %s://%s for %s, which refuse_downgrades forbids: %w", registry, to.Scheme, to.Host, what, failure.ErrRedirect)
 	}
 	u.mu.Lock()
 	known := u.plain[[2]string{registry, to.Host}]
@@ -34,7 +36,7 @@ func (u *hostsUsed) leaveTLS(ctx context.Context, registry, what string, to *url
 }
 
 // isPlain reports whether a registry with TLS has named this address without it.
-func (u *hostsUsed) isPlain(registry string, to *url.URL) bool {
+func (u *Hosts) isPlain(registry string, to *url.URL) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return to.Scheme != "https" && u.plain[[2]string{registry, to.Host}]
@@ -57,7 +59,7 @@ func (t registryTransport) checkUpload(resp *http.Response) (*http.Response, err
 type tlsAuthorizer struct {
 	docker.Authorizer
 	headers bool // of hosts.toml, which token servers receive too
-	used    *hostsUsed
+	used    *Hosts
 }
 
 // AddResponses implements docker.Authorizer.
@@ -74,7 +76,7 @@ func (a tlsAuthorizer) AddResponses(ctx context.Context, responses []*http.Respo
 			return err
 		}
 		if own != (login{}) || a.headers {
-			return fmt.Errorf("%s has TLS and wants the login at %s://%s, which has none (set the address of the token server to https there): %w", registry, realm.Scheme, realm.Host, errRedirect)
+			return fmt.Errorf("%s has TLS and wants the login at %s://%s, which has none (set the address of the token server to https there): %w", registry, realm.Scheme, realm.Host, failure.ErrRedirect)
 		}
 		if err := a.used.leaveTLS(ctx, registry, "tokens", realm); err != nil {
 			return err
