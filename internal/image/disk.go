@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/readers"
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
@@ -77,7 +78,7 @@ func diskTypeOf(mediaType string) (format, compression string, ok bool) {
 		return format, "", true
 	}
 	at := strings.LastIndexByte(mediaType, '+')
-	if at < 0 || decompressors[mediaType[at+1:]] == nil {
+	if at < 0 || readers.Decompressor(mediaType[at+1:]) == nil {
 		return "", "", false
 	}
 	format, ok = diskFormats[mediaType[:at]]
@@ -258,7 +259,7 @@ func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err err
 	}
 	compression := ""
 	if !strings.HasSuffix(name, ".raw") && !strings.HasSuffix(name, ".qcow2") {
-		compression = compressionByContent(head)
+		compression = readers.CompressionOf(head)
 	}
 	if compression != "" {
 		name = strings.TrimSuffix(name, path.Ext(name))

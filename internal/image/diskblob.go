@@ -1,7 +1,6 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,14 +13,12 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"github.com/therootcompany/xz"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/readers"
 )
 
 var failDiskUnpack = failpoint.New("image.disk.unpack")
@@ -30,46 +27,9 @@ var failDiskUnpack = failpoint.New("image.disk.unpack")
 // collector keeps that blob as long as it keeps the manifest.
 const labelDisk = "containerd.io/gc.ref.content.disk"
 
-// maxWindow limits zstd's window and xz's dictionary, in bytes, and thus the memory that unpacking needs. `xz -9` uses
-// 64 MiB.
-const maxWindow = 128 << 20
-
-// decompressors maps the names of compressions in media types to decompressors.
-var decompressors = map[string]func(io.Reader) (io.ReadCloser, error){
-	"gzip": func(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
-	"zstd": func(r io.Reader) (io.ReadCloser, error) {
-		d, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(maxWindow))
-		if err != nil {
-			return nil, err
-		}
-		return d.IOReadCloser(), nil
-	},
-	"xz": func(r io.Reader) (io.ReadCloser, error) {
-		d, err := xz.NewReader(r, maxWindow)
-		if err != nil {
-			return nil, err
-		}
-		return io.NopCloser(d), nil
-	},
-}
-
-// compressionByContent detects a file's compression by its first bytes (RFC 1952 with deflate, RFC 8878, the .xz file
-// format), for files without a media type or suffix.
-func compressionByContent(head []byte) string {
-	for name, magic := range map[string]string{"gzip": "\x1f\x8b\x08", "zstd": "\x28\xb5\x2f\xfd", "xz": "\xfd7zXZ\x00"} {
-		if bytes.HasPrefix(head, []byte(magic)) {
-			return name
-		}
-	}
-	if len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.HasPrefix(head[1:], []byte("\x2a\x4d\x18")) { // a skippable frame comes first
-		return "zstd"
-	}
-	return ""
-}
-
 // plainHead returns the first 512 bytes of a file's decompressed content, or the whole content if that is shorter.
 func plainHead(compression string, packed io.Reader) ([]byte, error) {
-	plain, err := decompressors[compression](packed)
+	plain, err := readers.Decompressor(compression)(packed)
 	if err != nil {
 		return nil, failure.Invalidf("%s: %v", compression, err)
 	}
@@ -308,7 +268,7 @@ func (s *Store) decompressDisk(ctx context.Context, layer *diskLayer, w io.Write
 		return 0, err
 	}
 	defer ra.Close()
-	packed := &digestReader{r: &cancelReader{ctx, content.NewReader(ra)}, digester: layer.Digest.Algorithm().Digester()}
+	packed := readers.NewDigest(readers.Cancel(ctx, content.NewReader(ra)), layer.Digest.Algorithm())
 	size, err := s.copyPlain(layer.compression, packed, w)
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
@@ -316,34 +276,21 @@ func (s *Store) decompressDisk(ctx context.Context, layer *diskLayer, w io.Write
 	if _, readErr := io.Copy(io.Discard, packed); readErr != nil {
 		return 0, errors.Join(err, readErr)
 	}
-	if packed.digester.Digest() != layer.Digest {
+	if packed.Sum() != layer.Digest {
 		return 0, &failure.CorruptError{Digest: layer.Digest}
 	}
 	return size, err
 }
 
 func (s *Store) copyPlain(compression string, packed io.Reader, w io.Writer) (int64, error) {
-	plain, err := decompressors[compression](packed)
+	plain, err := readers.Decompressor(compression)(packed)
 	if err != nil {
 		return 0, failure.Invalidf("%s: %v", compression, err)
 	}
 	defer plain.Close()
-	size, err := io.Copy(w, &budgetReader{plain, newBudget("bytes unpacked", s.cfg.Limits.UnpackedBytes)})
+	size, err := io.Copy(w, readers.NewBudget("bytes unpacked", s.cfg.Limits.UnpackedBytes).Reader(plain))
 	if _, ok := errors.AsType[syscall.Errno](err); err != nil && !ok && !failure.HasClass(err) {
 		err = failure.Invalidf("%s: %v", compression, err)
 	}
 	return size, err
-}
-
-// cancelReader fails with the context's cause once the context ends.
-type cancelReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c *cancelReader) Read(p []byte) (int, error) {
-	if c.ctx.Err() != nil {
-		return 0, context.Cause(c.ctx)
-	}
-	return c.r.Read(p)
 }

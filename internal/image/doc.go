@@ -72,6 +72,8 @@
 // # Subpackages
 //
 //	internal/failure   has the errors that the rooms share, and their classes
+//	internal/layer     applies layers, and opens files of unpacked images
+//	internal/readers   has the readers that blobs pass through
 //	policy             decides by signatures which images may run
 //	qcow2              reads and checks the headers of disks, and makes overlays
 //	registry           reaches registries: hosts.toml, logins, TLS

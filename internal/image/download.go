@@ -107,7 +107,7 @@ func (d *download) run(ctx context.Context) (img Image, downloaded bool, err err
 
 // fetch downloads the file and resumes broken transfers. It returns nil if the server still has the cached version.
 func (d *download) fetch(ctx context.Context, cached validators) (*fetched, error) {
-	defer d.tracker.busy()()
+	defer d.tracker.Busy()()
 	for idle := 0; ; idle++ {
 		before := d.at
 		got, err := d.attempt(ctx, cached)
@@ -146,7 +146,7 @@ func (d *download) attempt(ctx context.Context, cached validators) (*fetched, er
 		return nil, err
 	}
 	defer resp.Body.Close()
-	d.tracker.touch()
+	d.tracker.Touch()
 	switch resp.StatusCode {
 	case http.StatusNotModified:
 		if cached == (validators{}) {

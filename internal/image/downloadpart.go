@@ -149,7 +149,7 @@ func (d *download) copy(w io.Writer, body io.Reader, from int64) (size int64, er
 		d.tracker.reached("", size)
 		n, err := body.Read(buf)
 		if n > 0 {
-			d.tracker.touch()
+			d.tracker.Touch()
 			if size += int64(n); size > d.cfg.Limits.UnpackedBytes {
 				return size, fmt.Errorf("the file has more bytes than the limit of %d: %w", d.cfg.Limits.UnpackedBytes, errdefs.ErrResourceExhausted)
 			}

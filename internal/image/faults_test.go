@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 	"golang.org/x/sys/unix"
 )
 
@@ -313,7 +314,7 @@ func TestFaultI4DevicesAndOverlayAttributesAreLeftOut(t *testing.T) {
 	if read(t, root+"/etc/passwd") != "root" {
 		t.Error("a device 0:0 in a layer hid a directory")
 	}
-	upper, lower, err := layerDirs(mounts)
+	upper, lower, err := layer.Dirs(mounts)
 	check(t, err)
 	for _, dir := range append(lower, upper) {
 		if n, err := unix.Lgetxattr(dir+"/file", "trusted.overlay.redirect", nil); err == nil {

@@ -40,7 +40,7 @@ func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 	if err := p.dropDamaged(ctx, desc); err != nil {
 		return err
 	}
-	defer p.tracker.busy()()
+	defer p.tracker.Busy()()
 	if desc.Size == 0 { // containerd fetches none, and its digest says what it is
 		return content.WriteBlob(ctx, p.content, remotes.MakeRefKey(ctx, desc), http.NoBody, desc)
 	}

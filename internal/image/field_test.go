@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 )
 
 // The tests in this file are about images as they occur in the field (docs/field.md).
@@ -245,13 +246,12 @@ func TestCopyUpKeepsTheFile(t *testing.T) {
 			t.Errorf("%s: got mode %v, time %v, %d bytes", name, info.Mode(), info.ModTime(), info.Size())
 		}
 	}
-	_, lower, err := layerDirs(mounts)
+	_, lower, err := layer.Dirs(mounts)
 	check(t, err)
-	upper := stack{lower: lower}
-	found, info := upper.locate("/tool")
+	found := filepath.Join(lower[0], "tool")
 	records := map[string]string{}
-	check(t, attributesOf(found, records))
-	if info == nil || records["SCHILY.xattr.user.mark"] != "a\x00b" {
+	check(t, layer.Attributes(found, records))
+	if records["SCHILY.xattr.user.mark"] != "a\x00b" {
 		t.Errorf("attributes of %s: got %q", found, records)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 )
 
 // The snapshotter manages the directories of snapshots but never checks that they exist, so an image with a missing
@@ -102,7 +103,7 @@ func present(mounts []mount.Mount) bool {
 	for _, m := range mounts {
 		dirs := []string{m.Source}
 		if m.Type != "bind" {
-			_, dirs = overlayDirs(m)
+			_, dirs = layer.OverlayDirs(m)
 		}
 		for _, dir := range dirs {
 			if _, err := os.Lstat(dir); failure.IsGone(err) {
@@ -180,7 +181,7 @@ func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Desc
 		}
 		target = mount.Mount{Type: "overlay", Options: []string{"upperdir=" + fresh, "lowerdir=" + strings.Join(lower, ":")}}
 	}
-	if _, err := newLayerApplier(p, d).Apply(ctx, layer, []mount.Mount{target}); err != nil {
+	if _, err := p.applier(d).Apply(ctx, layer, []mount.Mount{target}); err != nil {
 		return errors.Join(err, os.RemoveAll(fresh))
 	}
 	err := unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, files, unix.RENAME_EXCHANGE)

@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 )
 
 // details is the content of an image's manifest and config. It is immutable.
@@ -155,7 +156,7 @@ func kindOf(manifestType string, m ocispec.Manifest) (Kind, error) {
 		return KindArtifact, nil
 	}
 	for _, l := range m.Layers {
-		if !isLayer(l.MediaType) {
+		if !layer.CanUnpack(l.MediaType) {
 			return "", failure.Invalidf("layer %s has the type %q, which cannot be unpacked", l.Digest, l.MediaType)
 		}
 	}

@@ -54,17 +54,17 @@ func (t *tracker) subscribe(fn func(Progress)) func() {
 	}
 }
 
-// busy marks the start of work that should make progress; the returned function marks its end.
-func (t *tracker) busy() func() {
-	t.touch()
+// Busy marks the start of work that should make progress; the returned function marks its end.
+func (t *tracker) Busy() func() {
+	t.Touch()
 	t.active.Add(1)
 	return func() {
 		t.active.Add(-1)
-		t.touch()
+		t.Touch()
 	}
 }
 
-func (t *tracker) touch() { t.moved.Store(int64(time.Since(t.start))) }
+func (t *tracker) Touch() { t.moved.Store(int64(time.Since(t.start))) }
 
 // begin sets the total size of the image's blobs and resets the progress.
 func (t *tracker) begin(total int64) {
@@ -121,7 +121,7 @@ func (t *tracker) watch(ctx context.Context, timeout time.Duration) (context.Con
 			case <-ticker.C:
 			}
 			if t.active.Load() == 0 {
-				t.touch()
+				t.Touch()
 			} else if time.Since(t.start)-time.Duration(t.moved.Load()) > timeout {
 				cancel(fmt.Errorf("no progress for %v: %w", timeout, errdefs.ErrUnavailable))
 				return
@@ -155,7 +155,7 @@ type trackedReader struct {
 func (r *trackedReader) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p)
 	if n > 0 {
-		r.tracker.touch()
+		r.tracker.Touch()
 		r.offset += int64(n)
 		r.tracker.reached(r.digest, r.offset)
 	}

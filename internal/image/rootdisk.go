@@ -21,6 +21,8 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
+	"github.com/tripod-run/tripod/internal/image/internal/readers"
 )
 
 var failRootDisk = failpoint.New("image.rootdisk.write")
@@ -121,17 +123,17 @@ func (s *Store) makeRootDisk(ctx context.Context, program string, d *details, ma
 			return err
 		}
 		defer made.Close()
-		err = s.withRoot(view.mounts, func(root *imageRoot) error {
-			if err := root.checkNames(ctx); err != nil {
+		err = layer.WithRoot(s.cfg.Root, view.mounts, func(root *layer.Root) error {
+			if err := checkNames(ctx, root); err != nil {
 				return err
 			}
-			return runMkfs(ctx, program, made, root.path, diskUUID(d.id))
+			return runMkfs(ctx, program, made, root.Path, diskUUID(d.id))
 		})
 		if err != nil {
 			return err
 		}
 		desc, err = s.derive(ctx, manifest, labelRootDisk, "root-disk-"+manifest.String(), mediaTypeErofs, func(w io.Writer) (int64, error) {
-			size, err := io.Copy(w, &cancelReader{ctx, made})
+			size, err := io.Copy(w, readers.Cancel(ctx, made))
 			if err == nil {
 				err = failRootDisk.Hit(ctx)
 			}
@@ -144,14 +146,14 @@ func (s *Store) makeRootDisk(ctx context.Context, program string, d *details, ma
 
 // checkNames refuses a tree with a file name that mkfs.erofs would cut off: the disk could have the wrong file in its
 // place.
-func (r *imageRoot) checkNames(ctx context.Context) error {
-	return filepath.WalkDir(r.path, func(path string, file fs.DirEntry, err error) error {
+func checkNames(ctx context.Context, r *layer.Root) error {
+	return filepath.WalkDir(r.Path, func(path string, file fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case len(file.Name()) > mkfsName && path != r.path:
+		case len(file.Name()) > mkfsName && path != r.Path:
 			return failure.Invalidf("the file name %.40q… has %d bytes; %s stores at most %d", file.Name(), len(file.Name()), mkfsProgram, mkfsName)
 		}
 		return nil

@@ -26,6 +26,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 	"github.com/tripod-run/tripod/test/loopdev"
 )
 
@@ -85,7 +86,7 @@ func treeOf(t testing.TB, root string) map[string]string {
 		name := strings.TrimPrefix(path, root)
 		d := fmt.Sprintf("mode %o owner %d:%d mtime %d.%09d", st.Mode, st.Uid, st.Gid, st.Mtim.Sec, st.Mtim.Nsec)
 		xattrs := map[string]string{}
-		check(t, attributesOf(path, xattrs))
+		check(t, layer.Attributes(path, xattrs))
 		for _, key := range slices.Sorted(maps.Keys(xattrs)) {
 			d += fmt.Sprintf(" %s=%q", key, xattrs[key])
 		}
@@ -182,7 +183,7 @@ func TestRootDiskIsTheRootFilesystem(t *testing.T) {
 			img := pull(t, s, reg.push(t, name+":1", imageOf(t, v1.Config{}, layers...)))
 			view, err := s.View(t.Context(), name, img.ID)
 			check(t, err)
-			dirs, err := layersOf(view)
+			dirs, err := layer.ViewDirs(view)
 			check(t, err)
 			// A pull omits devices.
 			check(t, unix.Mknod(filepath.Join(dirs[0], "device"), unix.S_IFCHR|0o640, int(unix.Mkdev(300, 70000))))

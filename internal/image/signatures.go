@@ -88,7 +88,7 @@ func (p *puller) admit(ctx context.Context, subjects ...digest.Digest) (err erro
 	if len(subjects) == 2 && subjects[0] == subjects[1] {
 		subjects = subjects[:1]
 	}
-	defer p.tracker.busy()()
+	defer p.tracker.Busy()()
 	var found policy.Signatures
 	if p.requires.NeedsSimple() {
 		found.Simple, err = policy.Lookaside(ctx, lookasideClient, p.cfg.RegistriesDir, p.named, subjects)

@@ -8,11 +8,13 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 )
 
 var (
@@ -40,7 +42,7 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 			Platform:       platforms.All,
 			SnapshotterKey: snapshotter,
 			Snapshotter:    p.snaps,
-			Applier:        newLayerApplier(p, d),
+			Applier:        p.applier(d),
 			ConfigType:     d.config.MediaType,
 		}),
 		unpack.WithLimiter(semaphore.NewWeighted(int64(p.cfg.MaxConcurrentDownloads))),
@@ -64,6 +66,16 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 		return err
 	}
 	return p.sync(ctx)
+}
+
+// applier unpacks the layers of one image.
+func (p *puller) applier(d *details) *layer.Applier {
+	diffIDs := map[digest.Digest]digest.Digest{}
+	for i, layer := range d.layers {
+		diffIDs[layer.Digest] = d.image.RootFS.DiffIDs[i]
+	}
+	limits := layer.Limits{Bytes: p.cfg.Limits.UnpackedBytes, Files: p.cfg.Limits.UnpackedFiles}
+	return layer.NewApplier(p.content, p.tracker, p.cfg.Logger, limits, diffIDs)
 }
 
 func (p *puller) dropDamagedLayer(ctx context.Context, layer ocispec.Descriptor) error {

@@ -1,26 +1,23 @@
 package image
 
 import (
-	"archive/tar"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
+	"github.com/tripod-run/tripod/internal/image/internal/readers"
 )
 
 // Damage is a damaged part of an image. Pulling one of the image's names repairs it.
@@ -191,7 +188,7 @@ func (v *verifier) sum(ctx context.Context, desc ocispec.Descriptor) (digest.Dig
 	}
 	defer ra.Close()
 	digester := desc.Digest.Algorithm().Digester()
-	_, err = io.Copy(digester.Hash(), &cancelReader{ctx, content.NewReader(ra)})
+	_, err = io.Copy(digester.Hash(), readers.Cancel(ctx, content.NewReader(ra)))
 	return digester.Digest(), err
 }
 
@@ -213,81 +210,16 @@ func (v *verifier) layerDamage(ctx context.Context, d *details, i int) (detail s
 	if err != nil || state != blobWhole {
 		return "", err // without its blob the layer cannot be compared
 	}
-	detail, err = v.compareLayer(ctx, d.layers[i], filepath.Join(v.dirs[chain], "fs"))
+	blob, err := v.content.ReaderAt(ctx, d.layers[i])
+	if err != nil {
+		return "", err
+	}
+	defer blob.Close()
+	detail, err = layer.Compare(ctx, d.layers[i].MediaType, content.NewReader(blob), filepath.Join(v.dirs[chain], "fs"))
 	if detail != "" {
 		v.badLayers.Store(chain, true)
 	}
 	return detail, err
-}
-
-// compareLayer compares the files of an unpacked layer to its archive and describes the first difference.
-func (v *verifier) compareLayer(ctx context.Context, layer ocispec.Descriptor, dir string) (string, error) {
-	want, err := v.archiveSums(ctx, layer)
-	if err != nil {
-		return "", err
-	}
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", err
-	}
-	defer unix.Close(fd)
-	root := &imageRoot{fd, dir}
-	for _, name := range slices.Sorted(maps.Keys(want)) {
-		file, err := root.open(name, unix.O_NOFOLLOW)
-		if errdefs.IsInvalidArgument(err) { // missing, or not a file
-			return fmt.Sprintf("%s is missing", name), nil
-		} else if err != nil {
-			return "", err
-		}
-		sum := sha256.New()
-		_, err = io.Copy(sum, &cancelReader{ctx, file})
-		if err = errors.Join(err, file.Close()); err != nil {
-			return "", err
-		}
-		if [sha256.Size]byte(sum.Sum(nil)) != want[name] {
-			return fmt.Sprintf("%s differs from the layer's blob", name), nil
-		}
-	}
-	return "", nil
-}
-
-// archiveSums returns the checksums of the regular files that remain after all entries of a layer's archive are
-// unpacked.
-func (v *verifier) archiveSums(ctx context.Context, layer ocispec.Descriptor) (map[string][sha256.Size]byte, error) {
-	ra, err := v.content.ReaderAt(ctx, layer)
-	if err != nil {
-		return nil, err
-	}
-	defer ra.Close()
-	plain, err := decompress(layer.MediaType, &cancelReader{ctx, content.NewReader(ra)})
-	if err != nil {
-		return nil, err
-	}
-	defer plain.Close()
-	files, tree := map[string][sha256.Size]byte{}, pathTree{}
-	for archive := tar.NewReader(plain); ; {
-		h, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			return files, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		name := strings.TrimPrefix(filepath.Clean("/"+h.Name), "/")
-		delete(files, name) // a later entry replaces an earlier one
-		if h.Typeflag != tar.TypeDir {
-			tree.cut("/"+name, func(gone string) { delete(files, gone[1:]) })
-		}
-		if noFile(name) || h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeCont {
-			continue
-		}
-		sum := sha256.New()
-		if _, err := io.Copy(sum, archive); err != nil {
-			return nil, err
-		}
-		files[name] = [sha256.Size]byte(sum.Sum(nil))
-		tree.add("/" + name)
-	}
 }
 
 // checkRecords compares the image records with the index.

@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 )
 
 // The writable layers of containers are directories of our own. They live as long as a container, need not survive a power
@@ -199,7 +200,7 @@ func fillLayer(dir, files string, below []mount.Mount, info layerInfo) error {
 			return err
 		}
 	}
-	if _, lower := overlayDirs(below[0]); below[0].Type == "overlay" {
+	if _, lower := layer.OverlayDirs(below[0]); below[0].Type == "overlay" {
 		return sameOwner(filepath.Join(files, "fs"), lower[0])
 	}
 	return nil

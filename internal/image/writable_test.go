@@ -13,6 +13,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 	"github.com/tripod-run/tripod/test/until"
 )
 
@@ -124,7 +125,7 @@ func TestLayersOfEarlierVersions(t *testing.T) {
 	check(t, err)
 	mounts, err := s.Prepare(t.Context(), "old", img.ID, nil)
 	check(t, err)
-	if upper, _ := overlayDirs(mounts[0]); !strings.HasPrefix(upper, filepath.Join(s.cfg.Root, "snapshots")) {
+	if upper, _ := layer.OverlayDirs(mounts[0]); !strings.HasPrefix(upper, filepath.Join(s.cfg.Root, "snapshots")) {
 		t.Errorf("upper directory of the old layer = %q, want its snapshot's", upper)
 	}
 	if keys, err := s.Snapshots(t.Context()); err != nil || !slices.Equal(keys, []string{"old"}) {

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"archive/tar"
@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -25,48 +25,47 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/readers"
 )
 
-// layerApplier unpacks the layers of one image (diff.Applier). Unlike containerd's applier, it checks the blob against
+// Applier unpacks the layers of one image (diff.Applier). Unlike containerd's applier, it checks the blob against
 // its digest while reading, enforces the image's limits, rejects paths outside the root, and omits devices and the
 // overlay's own attributes (fault I4).
-type layerApplier struct {
-	*puller
-	diffIDs map[digest.Digest]digest.Digest
-	bytes   *budget
-	files   *budget
+type Applier struct {
+	content  content.Provider
+	progress Progress
+	logger   *slog.Logger
+	diffIDs  map[digest.Digest]digest.Digest
+	bytes    *readers.Budget
+	files    *readers.Budget
 }
 
-func newLayerApplier(p *puller, d *details) *layerApplier {
-	a := &layerApplier{puller: p, diffIDs: map[digest.Digest]digest.Digest{}}
-	a.bytes = newBudget("bytes unpacked", p.cfg.Limits.UnpackedBytes)
-	a.files = newBudget("files", p.cfg.Limits.UnpackedFiles)
-	for i, layer := range d.layers {
-		a.diffIDs[layer.Digest] = d.image.RootFS.DiffIDs[i]
+// Progress learns of the applier's progress.
+type Progress interface {
+	// Busy marks the start of work that should make progress; the returned function marks its end.
+	Busy() func()
+	// Touch is called when something was unpacked. It must be quick.
+	Touch()
+}
+
+// Limits bounds the layers of one image together.
+type Limits struct {
+	// Bytes are those of the unpacked archives, and Files their entries.
+	Bytes, Files int64
+}
+
+// NewApplier makes an applier. The diff IDs are those in the image's config, by the digests of the layers.
+func NewApplier(from content.Provider, progress Progress, logger *slog.Logger, limits Limits, diffIDs map[digest.Digest]digest.Digest) *Applier {
+	return &Applier{
+		content: from, progress: progress, logger: logger, diffIDs: diffIDs,
+		bytes: readers.NewBudget("bytes unpacked", limits.Bytes), files: readers.NewBudget("files", limits.Files),
 	}
-	return a
-}
-
-// budget is a limit for all layers of an image together.
-type budget struct {
-	what  string
-	limit int64
-	used  atomic.Int64
-}
-
-func newBudget(what string, limit int64) *budget { return &budget{what: what, limit: limit} }
-
-func (b *budget) spend(n int64) error {
-	if n < 0 || b.used.Add(n) > b.limit {
-		return failure.Invalidf("the image has more %s than the limit of %d", b.what, b.limit)
-	}
-	return nil
 }
 
 // Apply unpacks one layer into the writable directory of the given mounts.
-func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
-	defer a.tracker.busy()()
-	root, parents, err := layerDirs(mounts)
+func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	defer a.progress.Busy()()
+	root, parents, err := Dirs(mounts)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -77,13 +76,13 @@ func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 		return ocispec.Descriptor{}, err
 	}
 	defer ra.Close()
-	blob := &digestReader{r: &touchReader{content.NewReader(ra), a.tracker}, digester: desc.Digest.Algorithm().Digester()}
+	blob := readers.NewDigest(&touchReader{content.NewReader(ra), a.progress}, desc.Digest.Algorithm())
 	diffID, size, err := a.extract(ctx, desc, root, parents, blob)
 	// A damaged blob can cause any error, so check the digest after every error.
 	if _, readErr := io.Copy(io.Discard, blob); readErr != nil {
 		return ocispec.Descriptor{}, errors.Join(err, readErr)
 	}
-	if blob.digester.Digest() != desc.Digest {
+	if blob.Sum() != desc.Digest {
 		return ocispec.Descriptor{}, &failure.CorruptError{Digest: desc.Digest}
 	}
 	if err != nil {
@@ -96,13 +95,13 @@ func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 }
 
 // extract decompresses and unpacks a layer and returns the digest and size of its tar archive.
-func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, root string, parents []string, blob io.Reader) (digest.Digest, int64, error) {
+func (a *Applier) extract(ctx context.Context, desc ocispec.Descriptor, root string, parents []string, blob io.Reader) (digest.Digest, int64, error) {
 	plain, err := decompress(desc.MediaType, blob)
 	if err != nil {
 		return "", 0, failure.Invalidf("%s: %v", desc.MediaType, err)
 	}
 	defer plain.Close()
-	stream := &digestReader{r: &budgetReader{plain, a.bytes}, digester: digest.Canonical.Digester()}
+	stream := readers.NewDigest(a.bytes.Reader(plain), digest.Canonical)
 	hidden := newWhiteouts(root, parents)
 	if _, err := archive.Apply(ctx, root, stream, archive.WithFilter(a.accept(ctx, desc, hidden)), archive.WithParents(parents)); err != nil {
 		return "", 0, badArchive(err)
@@ -114,7 +113,7 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	if _, err := io.Copy(io.Discard, stream); err != nil {
 		return "", 0, badArchive(err)
 	}
-	return stream.digester.Digest(), stream.n, nil
+	return stream.Sum(), stream.Size(), nil
 }
 
 // badArchive turns the error of an unreadable archive into ErrInvalidArgument. It does not change errors from the disk,
@@ -127,13 +126,13 @@ func badArchive(err error) error {
 }
 
 // accept checks each entry before it is unpacked.
-func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor, hidden *whiteouts) archive.Filter {
+func (a *Applier) accept(ctx context.Context, desc ocispec.Descriptor, hidden *whiteouts) archive.Filter {
 	skipped := 0
 	dirs := &layerDirectories{tree: pathTree{}, headers: map[string]*tar.Header{}}
 	return func(h *tar.Header) (bool, error) {
-		a.tracker.touch()
+		a.progress.Touch()
 		// Check the size in the header: a sparse file is small in the archive, but takes its full size on disk.
-		if err := errors.Join(a.files.spend(1), a.bytes.allows(h.Size)); err != nil {
+		if err := errors.Join(a.files.Spend(1), a.bytes.Allows(h.Size)); err != nil {
 			return false, err
 		}
 		if len(h.Name) > maxPath || len(h.Linkname) > maxPath {
@@ -145,7 +144,7 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor, hidd
 		if h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeChar {
 			// Skip devices: containers get them from their pods, never from their images.
 			if skipped++; skipped == 1 {
-				a.cfg.Logger.InfoContext(ctx, "ignoring the devices in an image's layer", "layer", desc.Digest, "first", h.Name)
+				a.logger.InfoContext(ctx, "ignoring the devices in an image's layer", "layer", desc.Digest, "first", h.Name)
 			}
 			return false, nil
 		}
@@ -211,7 +210,7 @@ func (d *layerDirectories) note(h *tar.Header, root string) error {
 
 // linkTarget makes sure that the target of a hard link is in the layer. A layer may refer to a file of a layer below, as in a
 // merged tree. The target itself may be a symbolic link, which is not followed.
-func (a *layerApplier) linkTarget(ctx context.Context, h *tar.Header, layer *whiteouts) error {
+func (a *Applier) linkTarget(ctx context.Context, h *tar.Header, layer *whiteouts) error {
 	dir, err := continuity.RootPath(layer.root, path.Dir(h.Linkname))
 	if err != nil {
 		return err
@@ -225,16 +224,7 @@ func (a *layerApplier) linkTarget(ctx context.Context, h *tar.Header, layer *whi
 	if err != nil {
 		return fmt.Errorf("entry %q, a hard link to %q: %w", h.Name, h.Linkname, err)
 	}
-	return a.bytes.spend(n)
-}
-
-// allows returns an error if n more units would exceed the limit. It does not count the units as used, because
-// budgetReader counts the data as it arrives.
-func (b *budget) allows(n int64) error {
-	if n < 0 || n > b.limit-b.used.Load() {
-		return failure.Invalidf("the image has more %s than the limit of %d", b.what, b.limit)
-	}
-	return nil
+	return a.bytes.Spend(n)
 }
 
 // outside reports whether a path climbs above its root. An absolute path starts at that root.
@@ -243,9 +233,9 @@ func outside(path string) bool {
 	return clean == ".." || strings.HasPrefix(clean, "../")
 }
 
-// layerDirs returns the writable directory of a snapshot's mounts and the directories of the layers below. Unpacking
+// Dirs returns the writable directory of a snapshot's mounts and the directories of the layers below. Unpacking
 // writes directly to the writable directory, with whiteouts in the overlay's form, and needs no mount.
-func layerDirs(mounts []mount.Mount) (string, []string, error) {
+func Dirs(mounts []mount.Mount) (string, []string, error) {
 	if len(mounts) != 1 {
 		return "", nil, fmt.Errorf("a snapshot with %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
 	}
@@ -253,16 +243,16 @@ func layerDirs(mounts []mount.Mount) (string, []string, error) {
 	if m.Type == "bind" {
 		return m.Source, nil, nil
 	}
-	upper, lower := overlayDirs(m)
+	upper, lower := OverlayDirs(m)
 	if m.Type != "overlay" || upper == "" {
 		return "", nil, fmt.Errorf("a snapshot with a %s mount and no upper directory: %w", m.Type, errdefs.ErrNotImplemented)
 	}
 	return upper, lower, nil
 }
 
-// overlayDirs returns the directories in an overlay's options: the upper directory, which is "" if the overlay is
+// OverlayDirs returns the directories in an overlay's options: the upper directory, which is "" if the overlay is
 // read-only, and the lower directories, highest first.
-func overlayDirs(m mount.Mount) (upper string, lower []string) {
+func OverlayDirs(m mount.Mount) (upper string, lower []string) {
 	for _, option := range m.Options {
 		if dir, ok := strings.CutPrefix(option, "upperdir="); ok {
 			upper = dir
@@ -273,8 +263,8 @@ func overlayDirs(m mount.Mount) (upper string, lower []string) {
 	return upper, lower
 }
 
-// isLayer reports whether a media type is that of a layer that can be unpacked.
-func isLayer(mediaType string) bool {
+// CanUnpack reports whether a media type is that of a layer that can be unpacked.
+func CanUnpack(mediaType string) bool {
 	_, err := images.DiffCompression(context.Background(), mediaType)
 	return err == nil
 }
@@ -283,12 +273,26 @@ func isLayer(mediaType string) bool {
 // wrong; the diff ID proves the result. zstd's window is limited, so a malicious layer cannot exhaust
 // memory.
 func decompress(mediaType string, r io.Reader) (io.ReadCloser, error) {
-	if !isLayer(mediaType) {
+	if !CanUnpack(mediaType) {
 		return nil, errors.New("cannot be unpacked")
 	}
-	r, compression := sniff(r)
-	if open := decompressors[compression]; open != nil {
+	r, compression := readers.Sniff(r)
+	if open := readers.Decompressor(compression); open != nil {
 		return open(r)
 	}
 	return io.NopCloser(r), nil
+}
+
+// touchReader reports progress to the applier's caller.
+type touchReader struct {
+	r        io.Reader
+	progress Progress
+}
+
+func (t *touchReader) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	if n > 0 {
+		t.progress.Touch()
+	}
+	return n, err
 }

@@ -1,4 +1,4 @@
-package image
+package layer
 
 import (
 	"archive/tar"
@@ -316,7 +316,7 @@ func (w *whiteouts) copyUp(ctx context.Context, name string) (int64, error) {
 		return 0, err
 	}
 	h.Name, h.Format, h.PAXRecords = strings.Trim(name, "/"), tar.FormatPAX, map[string]string{}
-	if err := attributesOf(source, h.PAXRecords); err != nil {
+	if err := Attributes(source, h.PAXRecords); err != nil {
 		return 0, err
 	}
 	from, to := io.Pipe()
@@ -346,8 +346,8 @@ func copyFile(to io.Writer, name string) error {
 	return err
 }
 
-// attributesOf adds a file's extended attributes to PAX records, without those of the overlay.
-func attributesOf(name string, to map[string]string) error {
+// Attributes adds a file's extended attributes to PAX records, without those of the overlay.
+func Attributes(name string, to map[string]string) error {
 	list := make([]byte, 64<<10) // the kernel's limit (XATTR_LIST_MAX)
 	n, err := unix.Llistxattr(name, list)
 	if err != nil {
