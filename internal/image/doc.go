@@ -45,8 +45,8 @@
 //	artifact, download   │ layer ── unpacked once, when compressed ──▶ blob ── digest, once per change to the file ──▶ Disk
 //	rootfs               └ layers ── /disk/*, /boot/* (openat2, in root) ─── qcow2.Inspect ──────────────────────────▶ Disk, Kernel
 //
-// A name below Config.Translation.Prefix belongs to no registry. internal/image/translation maps it to a URL, and the
-// file there becomes an image with a manifest made here (download.go). The labels of its record say where it came from,
+// A name below Config.Translation.Prefix belongs to no registry. internal/download/translation maps it to a URL, and the
+// file there becomes an image with a manifest made here (downloaded.go). The labels of its record say where it came from,
 // so a repeated pull asks the server whether the file has changed. An interrupted download resumes only if the server
 // certainly has the same version of the file, and after a reboot only if the result is checked against a digest.
 //
@@ -71,11 +71,11 @@
 //
 // # Subpackages
 //
+//	internal/download  fetches files of translated names
 //	internal/failure   has the errors that the rooms share, and their classes
 //	internal/layer     applies layers, and opens files of unpacked images
 //	internal/readers   has the readers that blobs pass through
 //	policy             decides by signatures which images may run
 //	qcow2              reads and checks the headers of disks, and makes overlays
 //	registry           reaches registries: hosts.toml, logins, TLS
-//	translation        maps image names that belong to no registry to URLs
 package image

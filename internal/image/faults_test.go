@@ -19,8 +19,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"github.com/tripod-run/tripod/internal/image/internal/layer"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/image/internal/layer"
 )
 
 // These tests are named after rows of the table of bad inputs and faults.

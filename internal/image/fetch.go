@@ -19,12 +19,6 @@ import (
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
-// A broken transfer resumes after retryPace. It is given up once maxIdleRetries retries in a row have received no byte.
-const (
-	maxIdleRetries = 3
-	retryPace      = 200 * time.Millisecond
-)
-
 // lockBlob makes concurrent pulls transfer a blob only once. It uses the same key as containerd's unpacker.
 func (s *Store) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock func(), err error) {
 	key := fmt.Sprintf("blob://%v", desc.Digest)
@@ -84,7 +78,7 @@ func (p *puller) fetchFrom(ctx context.Context, fetcher remotes.Fetcher, desc oc
 		case err == nil:
 			return nil
 		case errdefs.IsAlreadyExists(err):
-			p.tracker.reached(desc.Digest, desc.Size)
+			p.tracker.Reached(desc.Digest, desc.Size)
 			return nil
 		case wrongContent(err):
 			return p.dropWrongContent(ctx, desc, err)
@@ -92,11 +86,11 @@ func (p *puller) fetchFrom(ctx context.Context, fetcher remotes.Fetcher, desc oc
 		if p.tracker.position(desc.Digest) != before {
 			idle = 0
 		}
-		if ctx.Err() != nil || !failure.Transient(err) || idle == maxIdleRetries {
+		if ctx.Err() != nil || !failure.Transient(err) || idle == failure.MaxIdleRetries {
 			return fmt.Errorf("blob %s: %w", desc.Digest, err)
 		}
 		select {
-		case <-time.After(retryPace):
+		case <-time.After(failure.RetryPace):
 		case <-ctx.Done():
 		}
 	}

@@ -66,16 +66,16 @@ func (t *tracker) Busy() func() {
 
 func (t *tracker) Touch() { t.moved.Store(int64(time.Since(t.start))) }
 
-// begin sets the total size of the image's blobs and resets the progress.
-func (t *tracker) begin(total int64) {
+// Begin sets the total size of the image's blobs and resets the progress.
+func (t *tracker) Begin(total int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	clear(t.at)
 	t.progress.Total, t.progress.Done = total, 0
 }
 
-// reached sets how many bytes of a blob are done. The number decreases if the transfer restarts.
-func (t *tracker) reached(blob digest.Digest, offset int64) {
+// Reached sets how many bytes of a blob are done. The number decreases if the transfer restarts.
+func (t *tracker) Reached(blob digest.Digest, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.progress.Done += offset - t.at[blob]
@@ -157,7 +157,7 @@ func (r *trackedReader) Read(p []byte) (int, error) {
 	if n > 0 {
 		r.tracker.Touch()
 		r.offset += int64(n)
-		r.tracker.reached(r.digest, r.offset)
+		r.tracker.Reached(r.digest, r.offset)
 	}
 	return n, err
 }
@@ -171,7 +171,7 @@ func (r *trackedReader) Seek(offset int64, whence int) (int64, error) {
 	at, err := seeker.Seek(offset, whence)
 	if err == nil {
 		r.offset = at
-		r.tracker.reached(r.digest, at)
+		r.tracker.Reached(r.digest, at)
 	}
 	return at, err
 }

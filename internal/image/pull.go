@@ -178,7 +178,7 @@ func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*deta
 	if err := p.admit(ctx, target.Digest, d.manifest.Digest); err != nil {
 		return nil, err
 	}
-	p.tracker.begin(d.config.Size + sizes(d.layers))
+	p.tracker.Begin(d.config.Size + sizes(d.layers))
 	if err := p.label(ctx, d.manifest, append([]ocispec.Descriptor{d.config}, d.layers...)...); err != nil {
 		return nil, err
 	}

@@ -2,13 +2,7 @@ package image
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/tls"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
@@ -16,8 +10,9 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/tripod-run/tripod/internal/image/internal/download"
+	"github.com/tripod-run/tripod/internal/image/internal/download/translation"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
-	"github.com/tripod-run/tripod/internal/image/translation"
 )
 
 // Translation configures the translated names: image names that refer to disks downloaded by HTTP(S).
@@ -62,7 +57,7 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	what := fmt.Sprintf("pull image %q", named)
 	defer func() {
 		if err != nil {
-			err = failure.Classify(ctx, what, downloadError(err))
+			err = failure.Classify(ctx, what, download.Classify(err))
 		}
 	}()
 	if err := s.admitUnsigned(named); err != nil {
@@ -86,7 +81,7 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	if err != nil {
 		return Image{}, err
 	}
-	what += " from " + redactURL(endpoint.URL)
+	what += " from " + download.RedactURL(endpoint.URL)
 	limit := s.cfg.PullTimeout
 	if t := endpoint.Transport.Timeout; t > 0 {
 		limit = min(limit, t)
@@ -95,49 +90,12 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	defer cancel()
 	ctx, stop := t.watch(ctx, s.cfg.ProgressTimeout)
 	defer stop()
-	d := &download{Store: s, named: named, endpoint: endpoint, want: want, tracker: t, source: sourceOf(endpoint.URL)}
+	d := &downloaded{Store: s, named: named, endpoint: endpoint, want: want, tracker: t, source: download.SourceOf(endpoint.URL)}
 	start := time.Now()
 	img, fetched, err := d.run(ctx)
 	if err == nil && fetched {
 		t.finish()
-		s.cfg.Logger.InfoContext(ctx, "image downloaded", "image", named.String(), "from", redactURL(endpoint.URL), "id", img.ID, "bytes", img.Size, "took", time.Since(start))
+		s.cfg.Logger.InfoContext(ctx, "image downloaded", "image", named.String(), "from", download.RedactURL(endpoint.URL), "id", img.ID, "bytes", img.Size, "took", time.Since(start))
 	}
 	return img, err
-}
-
-// redactURL returns a URL for messages, without its password and its query, which may contain secrets.
-func redactURL(u *url.URL) string {
-	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
-}
-
-// sourceOf returns a hash that identifies a URL in records without revealing it.
-func sourceOf(u *url.URL) string {
-	sum := sha256.Sum256([]byte(u.String()))
-	return hex.EncodeToString(sum[:16])
-}
-
-// downloadError classifies an error from net/http and removes URLs with secrets from its text.
-func downloadError(err error) error {
-	if failure.HasClass(err) {
-		return err
-	}
-	_, unverified := errors.AsType[*tls.CertificateVerificationError](err)
-	_, refused := errors.AsType[tls.AlertError](err)
-	_, plain := errors.AsType[tls.RecordHeaderError](err)
-	if unverified || refused || plain || errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, translation.ErrRedirect) {
-		return fmt.Errorf("%w (%w)", stripURL(err), errdefs.ErrFailedPrecondition)
-	}
-	return stripURL(err)
-}
-
-// stripURL makes the URL in the first *url.Error of the chain safe to show.
-func stripURL(err error) error {
-	if failed, ok := errors.AsType[*url.Error](err); ok {
-		if u, parseErr := url.Parse(failed.URL); parseErr == nil {
-			failed.URL = redactURL(u)
-		} else {
-			failed.URL = "a URL"
-		}
-	}
-	return err
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/mount"
+
 	"github.com/tripod-run/tripod/internal/image/internal/layer"
 )
 

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
@@ -104,6 +105,12 @@ func statusClass(err error) error {
 		return errdefs.ErrFailedPrecondition
 	}
 }
+
+// A broken transfer resumes after RetryPace. It is given up once MaxIdleRetries retries in a row have received no byte.
+const (
+	MaxIdleRetries = 3
+	RetryPace      = 200 * time.Millisecond
+)
 
 // Transient recognises network errors after which the same request may succeed.
 func Transient(err error) bool {

@@ -1,4 +1,4 @@
-package image
+package download
 
 import (
 	"context"
@@ -10,15 +10,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
-	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/internal/download/translation"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
-	"github.com/tripod-run/tripod/internal/image/translation"
 )
 
 var failDownload = failpoint.New("image.download.commit")
@@ -26,7 +26,7 @@ var failDownload = failpoint.New("image.download.commit")
 // maxValidator limits the bytes of a remembered ETag.
 const maxValidator = 512
 
-// download is the download of a disk for one translated name.
+// Transfer is the download of one file.
 //
 //	known? ── If-None-Match ──▶ 304  the image is unchanged
 //	part?  ── Range, If-Range ─▶ 206  resume the part       200  start over
@@ -35,79 +35,60 @@ const maxValidator = 512
 // digest or the server's validator, so that it identifies the version of the file. A part is therefore never continued
 // with another file. Without a digest for a final check, a part from before a reboot is not resumed: it may have lost
 // data in a power failure (fault V4).
-type download struct {
-	*Store
-	named    reference.Named
-	endpoint *translation.Endpoint
-	want     digest.Digest // expected digest of the file; "" if the name has none
-	tracker  *tracker
-	source   string // see sourceOf
+type Transfer struct {
+	Endpoint *translation.Endpoint
+	// Source identifies the URL in the names of parts; see SourceOf.
+	Source string
+	// Want is the expected digest of the file; "" if it is not known.
+	Want digest.Digest
+	// Boot identifies this boot of the node.
+	Boot string
+	// Limit is the most bytes that the file may have.
+	Limit int64
+	// Content has the parts, and Commit turns a complete one into a blob.
+	Content Ingests
+	Commit  func(ctx context.Context, w content.Writer, file ocispec.Descriptor) error
+	// Progress learns how far the download is.
+	Progress Progress
 
 	client *http.Client
 	at     int64 // bytes already stored
 }
 
-// validators are the server's ETag and modification date of a file.
-type validators struct{ etag, modified string }
+// Progress learns of a transfer's progress.
+type Progress interface {
+	// Busy marks the start of work that should make progress; the returned function marks its end.
+	Busy() func()
+	// Touch is called when bytes arrive. It must be quick.
+	Touch()
+	// Begin sets the size of the file, 0 if it is not known.
+	Begin(total int64)
+	// Reached sets how many bytes are stored. The number decreases if the transfer starts over.
+	Reached(blob digest.Digest, offset int64)
+}
 
-// fetched is a completely downloaded file.
-type fetched struct {
+// Ingests are the parts of a content store.
+type Ingests interface {
+	content.Ingester
+	content.IngestManager
+}
+
+// Validators are the server's ETag and modification date of a file.
+type Validators struct{ ETag, Modified string }
+
+// File is a completely downloaded file.
+type File struct {
 	ocispec.Descriptor
-	validators
-	// contentType is the server's media type.
-	contentType string
+	Validators
+	// ContentType is the server's media type.
+	ContentType string
 }
 
-// run makes the image available, and reports whether anything was downloaded.
-func (d *download) run(ctx context.Context) (img Image, downloaded bool, err error) {
-	key := "download://" + d.source
-	if err := d.locks.Lock(ctx, key); err != nil {
-		return Image{}, false, err
-	}
-	defer d.locks.Unlock(key)
-	known, cached, err := d.known(ctx)
-	if err != nil {
-		return Image{}, false, err
-	}
-	if known != nil && d.want != "" {
-		// The stored file has the expected digest, so there is no need to ask the server.
-		img, err := d.recordExisting(ctx, known, cached)
-		return img, false, err
-	}
-	ctx, release, err := d.lease(ctx, []string{d.named.String()})
-	if err != nil {
-		return Image{}, false, err
-	}
-	defer func() {
-		release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsUnavailable(failure.ClassOf(err))))
-	}()
-	d.client = d.endpoint.Transport.Client()
+// Fetch downloads the file and resumes broken transfers. It returns nil if the server still has the cached version.
+func (d *Transfer) Fetch(ctx context.Context, cached Validators) (*File, error) {
+	d.client = d.Endpoint.Transport.Client()
 	defer d.client.CloseIdleConnections()
-	got, err := d.fetch(ctx, cached)
-	if err != nil {
-		return Image{}, false, err
-	}
-	if got == nil {
-		img, err := d.recordExisting(ctx, known, cached)
-		return img, false, err
-	}
-	details, err := d.assemble(ctx, got)
-	if err != nil {
-		return Image{}, false, err
-	}
-	if img, err = d.recordAs(ctx, details, got.validators); err != nil {
-		return Image{}, false, err
-	}
-	// The digest is known now, so also release the leases that earlier downloads took under name@digest.
-	if _, settle, err := d.lease(ctx, d.names(details)); err == nil {
-		settle(false)
-	}
-	return img, true, nil
-}
-
-// fetch downloads the file and resumes broken transfers. It returns nil if the server still has the cached version.
-func (d *download) fetch(ctx context.Context, cached validators) (*fetched, error) {
-	defer d.tracker.Busy()()
+	defer d.Progress.Busy()()
 	for idle := 0; ; idle++ {
 		before := d.at
 		got, err := d.attempt(ctx, cached)
@@ -117,24 +98,24 @@ func (d *download) fetch(ctx context.Context, cached validators) (*fetched, erro
 		if d.at > before {
 			idle = 0
 		}
-		err = downloadError(err)
-		if ctx.Err() != nil || errdefs.IsFailedPrecondition(err) || !failure.Transient(err) || idle == maxIdleRetries {
+		err = Classify(err)
+		if ctx.Err() != nil || errdefs.IsFailedPrecondition(err) || !failure.Transient(err) || idle == failure.MaxIdleRetries {
 			return nil, err
 		}
 		select {
-		case <-time.After(retryPace):
+		case <-time.After(failure.RetryPace):
 		case <-ctx.Done():
 		}
 	}
 }
 
 // attempt makes one request.
-func (d *download) attempt(ctx context.Context, cached validators) (*fetched, error) {
+func (d *Transfer) attempt(ctx context.Context, cached Validators) (*File, error) {
 	have, err := d.part(ctx)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.endpoint.URL.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.Endpoint.URL.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -146,10 +127,10 @@ func (d *download) attempt(ctx context.Context, cached validators) (*fetched, er
 		return nil, err
 	}
 	defer resp.Body.Close()
-	d.tracker.Touch()
+	d.Progress.Touch()
 	switch resp.StatusCode {
 	case http.StatusNotModified:
-		if cached == (validators{}) {
+		if cached == (Validators{}) {
 			return nil, fmt.Errorf("the server answers \"not modified\" to a plain request: %w", errdefs.ErrFailedPrecondition)
 		}
 		return nil, nil
@@ -172,45 +153,45 @@ func (d *download) attempt(ctx context.Context, cached validators) (*fetched, er
 		}
 	}
 	return nil, remoteerrors.ErrUnexpectedStatus{
-		Status: resp.Status, StatusCode: resp.StatusCode, RequestMethod: http.MethodGet, RequestURL: redactURL(d.endpoint.URL),
+		Status: resp.Status, StatusCode: resp.StatusCode, RequestMethod: http.MethodGet, RequestURL: RedactURL(d.Endpoint.URL),
 	}
 }
 
 // addTo adds a condition to the request: the server sends the file only if the file's current validators differ from v.
-func (v validators) addTo(req *http.Request) {
-	if v.etag != "" {
-		req.Header.Set("If-None-Match", v.etag)
-	} else if v.modified != "" {
-		req.Header.Set("If-Modified-Since", v.modified)
+func (v Validators) addTo(req *http.Request) {
+	if v.ETag != "" {
+		req.Header.Set("If-None-Match", v.ETag)
+	} else if v.Modified != "" {
+		req.Header.Set("If-Modified-Since", v.Modified)
 	}
 }
 
-func validatorsOf(h http.Header) validators {
-	v := validators{h.Get("ETag"), h.Get("Last-Modified")}
-	if len(v.etag) > maxValidator {
-		v.etag = ""
+func validatorsOf(h http.Header) Validators {
+	v := Validators{h.Get("ETag"), h.Get("Last-Modified")}
+	if len(v.ETag) > maxValidator {
+		v.ETag = ""
 	}
-	if _, err := http.ParseTime(v.modified); err != nil {
-		v.modified = ""
+	if _, err := http.ParseTime(v.Modified); err != nil {
+		v.Modified = ""
 	}
 	return v
 }
 
 // rangeValidator returns the validator for If-Range: a strong ETag or, if the server sent no ETag, a modification date
 // at least a minute before the response's date (RFC 9110, 8.8.2.2); otherwise "".
-func (v validators) rangeValidator(h http.Header) string {
-	if v.etag != "" {
-		if strings.HasPrefix(v.etag, "W/") {
+func (v Validators) rangeValidator(h http.Header) string {
+	if v.ETag != "" {
+		if strings.HasPrefix(v.ETag, "W/") {
 			return ""
 		}
-		return v.etag
+		return v.ETag
 	}
-	modified, err := http.ParseTime(v.modified)
+	modified, err := http.ParseTime(v.Modified)
 	now, dateErr := http.ParseTime(h.Get("Date"))
 	if err != nil || dateErr != nil || now.Sub(modified) < time.Minute {
 		return ""
 	}
-	return v.modified
+	return v.Modified
 }
 
 // contentRange parses "bytes FROM-TO/TOTAL"; total is -1 if the server does not know it.
@@ -251,10 +232,10 @@ func (p part) addTo(req *http.Request) {
 
 // refPrefix begins the names of this download's parts. Parts for another digest or from another boot have another
 // prefix.
-func (d *download) refPrefix() string {
-	origin := string(d.want)
+func (d *Transfer) refPrefix() string {
+	origin := string(d.Want)
 	if origin == "" {
-		origin = d.boot
+		origin = d.Boot
 	}
-	return "download-" + d.source + "-" + origin + "-"
+	return "download-" + d.Source + "-" + origin + "-"
 }
