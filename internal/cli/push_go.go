@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli/scaffold"
 	"github.com/tripod-run/tripod/internal/cli/toolchain"
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
-	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
@@ -28,7 +28,7 @@ func (p *push) binary(ctx context.Context, path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.IsDir() {
-		if disk, err := image.IsDiskFile(path); err != nil {
+		if disk, err := disk.IsFile(path); err != nil {
 			return nil, err
 		} else if disk {
 			return nil, errDisk

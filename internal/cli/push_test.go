@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/tripod-run/tripod/internal/image/qcow2"
+	"github.com/tripod-run/tripod/internal/image/disk/qcow2"
 )
 
 const examples = "../../examples/wasm/"

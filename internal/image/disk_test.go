@@ -20,7 +20,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/image/qcow2"
+	"github.com/tripod-run/tripod/internal/image/disk"
+	"github.com/tripod-run/tripod/internal/image/disk/qcow2"
 )
 
 // qcow2Of returns an empty qcow2 image of a virtual size.
@@ -69,7 +70,7 @@ func diskArtifact(mediaType string, disk []byte) *rawImage {
 }
 
 // openAndRead opens a disk, checks that its paths refer to the same files, and returns its content.
-func openAndRead(t testing.TB, s *Store, key, imageID string) (*DiskFiles, string) {
+func openAndRead(t testing.TB, s *Store, key, imageID string) (*disk.Files, string) {
 	t.Helper()
 	f, err := s.OpenDisk(t.Context(), key, imageID)
 	check(t, err)
@@ -103,14 +104,14 @@ func TestDiskArtifacts(t *testing.T) {
 		mediaType string
 		layer     []byte
 		plain     []byte
-		want      MachineImage
+		want      disk.MachineImage
 	}{
-		"qcow2":  {MediaTypeDiskQcow2, q, q, MachineImage{Layout: LayoutDiskArtifact, Format: FormatQcow2, VirtualSize: 3 << 20}},
-		"magic":  {"application/x-qemu-disk", q, q, MachineImage{Layout: LayoutDiskArtifact, Format: FormatQcow2, VirtualSize: 3 << 20}},
-		"gzip":   {"application/x-qemu-disk+gzip", compressGzip(t, q), q, MachineImage{Layout: LayoutDiskArtifact, Format: FormatQcow2, VirtualSize: 3 << 20}},
-		"zstd":   {MediaTypeDiskQcow2 + "+zstd", compressZstd(t, q), q, MachineImage{Layout: LayoutDiskArtifact, Format: FormatQcow2, VirtualSize: 3 << 20}},
-		"xz":     {MediaTypeDiskRaw + "+xz", compressXz(t, raw), raw, MachineImage{Layout: LayoutDiskArtifact, Format: FormatRaw, VirtualSize: 8192}},
-		"lfedge": {"application/vnd.lfedge.disk.layer.v1+raw", raw, raw, MachineImage{Layout: LayoutDiskArtifact, Format: FormatRaw, VirtualSize: 8192}},
+		"qcow2":  {disk.MediaTypeQcow2, q, q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
+		"magic":  {"application/x-qemu-disk", q, q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
+		"gzip":   {"application/x-qemu-disk+gzip", compressGzip(t, q), q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
+		"zstd":   {disk.MediaTypeQcow2 + "+zstd", compressZstd(t, q), q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
+		"xz":     {disk.MediaTypeRaw + "+xz", compressXz(t, raw), raw, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatRaw, VirtualSize: 8192}},
+		"lfedge": {"application/vnd.lfedge.disk.layer.v1+raw", raw, raw, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatRaw, VirtualSize: 8192}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			img := pull(t, s, diskArtifact(c.mediaType, c.layer).push(t, reg, name))
@@ -138,19 +139,19 @@ func TestBadDiskArtifacts(t *testing.T) {
 		artifact *rawImage
 		words    []string
 	}{
-		"i5-backing":       {diskArtifact(MediaTypeDiskQcow2, qcow2WithBackingFile(t)), []string{"backing file"}},
-		"i5-data-file":     {diskArtifact(MediaTypeDiskQcow2, qcow2WithDataFile(t)), []string{"external data file"}},
-		"i5-compressed":    {diskArtifact(MediaTypeDiskQcow2+"+gzip", compressGzip(t, qcow2WithBackingFile(t))), []string{"backing file"}},
-		"not-qcow2":        {diskArtifact(MediaTypeDiskQcow2, []byte("#!/bin/sh")), []string{"magic", "#!/bin/s"}},
-		"cut-off":          {diskArtifact(MediaTypeDiskQcow2, q[:len(q)/2]), []string{"cut off"}},
-		"two-disks":        {artifactOf(ocispec.MediaTypeEmptyJSON, MediaTypeDiskRaw, []byte("a"), MediaTypeDiskRaw, []byte("b")), []string{"2 layers"}},
-		"bad-gzip":         {diskArtifact(MediaTypeDiskRaw+"+gzip", []byte("plain")), []string{"gzip"}},
-		"cut-zstd":         {diskArtifact(MediaTypeDiskRaw+"+zstd", compressZstd(t, q)[:20]), []string{"zstd"}},
-		"cut-xz":           {diskArtifact(MediaTypeDiskRaw+"+xz", compressXz(t, q)[:40]), []string{"xz"}},
-		"bomb":             {diskArtifact(MediaTypeDiskRaw+"+gzip", compressGzip(t, make([]byte, 2<<20))), []string{"bytes unpacked", "1048576"}},
-		"large-dictionary": {diskArtifact(MediaTypeDiskRaw+"+xz", compressXz(t, q, "--lzma2=preset=0,dict=1GiB")), []string{"dictionary"}},
-		"empty":            {diskArtifact(MediaTypeDiskRaw+"+xz", compressXz(t, nil)), []string{"empty"}},
-		"unknown":          {diskArtifact(MediaTypeDiskRaw+"+lz4", q), []string{"lz4"}},
+		"i5-backing":       {diskArtifact(disk.MediaTypeQcow2, qcow2WithBackingFile(t)), []string{"backing file"}},
+		"i5-data-file":     {diskArtifact(disk.MediaTypeQcow2, qcow2WithDataFile(t)), []string{"external data file"}},
+		"i5-compressed":    {diskArtifact(disk.MediaTypeQcow2+"+gzip", compressGzip(t, qcow2WithBackingFile(t))), []string{"backing file"}},
+		"not-qcow2":        {diskArtifact(disk.MediaTypeQcow2, []byte("#!/bin/sh")), []string{"magic", "#!/bin/s"}},
+		"cut-off":          {diskArtifact(disk.MediaTypeQcow2, q[:len(q)/2]), []string{"cut off"}},
+		"two-disks":        {artifactOf(ocispec.MediaTypeEmptyJSON, disk.MediaTypeRaw, []byte("a"), disk.MediaTypeRaw, []byte("b")), []string{"2 layers"}},
+		"bad-gzip":         {diskArtifact(disk.MediaTypeRaw+"+gzip", []byte("plain")), []string{"gzip"}},
+		"cut-zstd":         {diskArtifact(disk.MediaTypeRaw+"+zstd", compressZstd(t, q)[:20]), []string{"zstd"}},
+		"cut-xz":           {diskArtifact(disk.MediaTypeRaw+"+xz", compressXz(t, q)[:40]), []string{"xz"}},
+		"bomb":             {diskArtifact(disk.MediaTypeRaw+"+gzip", compressGzip(t, make([]byte, 2<<20))), []string{"bytes unpacked", "1048576"}},
+		"large-dictionary": {diskArtifact(disk.MediaTypeRaw+"+xz", compressXz(t, q, "--lzma2=preset=0,dict=1GiB")), []string{"dictionary"}},
+		"empty":            {diskArtifact(disk.MediaTypeRaw+"+xz", compressXz(t, nil)), []string{"empty"}},
+		"unknown":          {diskArtifact(disk.MediaTypeRaw+"+lz4", q), []string{"lz4"}},
 	} {
 		_, err := s.Pull(t.Context(), c.artifact.push(t, reg, name), PullOptions{})
 		wantError(t, err, errdefs.IsInvalidArgument, c.words...)
@@ -175,16 +176,16 @@ func TestISO9660(t *testing.T) {
 		disk     []byte
 		want     bool
 	}{
-		"raw":              {MediaTypeDiskRaw, "", iso, true},
-		"hybrid":           {MediaTypeDiskRaw, "", hybrid, true},
+		"raw":              {disk.MediaTypeRaw, "", iso, true},
+		"hybrid":           {disk.MediaTypeRaw, "", hybrid, true},
 		"libmagic":         {"application/x-iso9660-image", "", iso, true},
 		"iana":             {"application/vnd.efi.iso+xz", "", compressXz(t, iso), true},
 		"container":        {"", "boot.iso", iso, true},
 		"unnamed":          {"", "boot", iso, true},
 		"not-iso":          {"application/x-iso9660-image", "", plain, false},
-		"short":            {MediaTypeDiskRaw, "", iso[:32<<10+3], false},
+		"short":            {disk.MediaTypeRaw, "", iso[:32<<10+3], false},
 		"misnamed":         {"", "boot.iso", plain, false},
-		"qcow2-around-iso": {MediaTypeDiskQcow2, "", convertDisk(t, iso, FormatQcow2), false},
+		"qcow2-around-iso": {disk.MediaTypeQcow2, "", convertDisk(t, iso, disk.FormatQcow2), false},
 	} {
 		var ref string
 		if c.artifact == "" {
@@ -203,13 +204,13 @@ func TestISO9660(t *testing.T) {
 func TestI5RawStaysRaw(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	hostile := qcow2WithBackingFile(t)
-	img := pull(t, s, diskArtifact(MediaTypeDiskRaw, hostile).push(t, reg, "raw"))
+	img := pull(t, s, diskArtifact(disk.MediaTypeRaw, hostile).push(t, reg, "raw"))
 	f, text := openAndRead(t, s, "c", img.ID)
-	if f.Format != FormatRaw || f.VirtualSize != uint64(len(hostile)+511)&^511 || text != string(hostile) {
+	if f.Format != disk.FormatRaw || f.VirtualSize != uint64(len(hostile)+511)&^511 || text != string(hostile) {
 		t.Errorf("disk with a qcow2 header: got %+v, want the format raw", f)
 	}
 	named := pull(t, s, reg.push(t, "named:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/root.raw", string(hostile))))))
-	if m, err := s.Machine(t.Context(), named.ID); err != nil || m.Format != FormatRaw {
+	if m, err := s.Machine(t.Context(), named.ID); err != nil || m.Format != disk.FormatRaw {
 		t.Errorf("Machine of the named disk = %+v, %v; want the format raw", m, err)
 	}
 }
@@ -221,18 +222,18 @@ func TestContainerDisks(t *testing.T) {
 	kernel := []entryOf{file("boot/vmlinux-6.1", "kernel"), link("boot/vmlinux", "/boot/vmlinux-6.1"), file("boot/initrd", "initrd"), file("boot/cmdline", " console=ttyS0 quiet\n")}
 	for name, c := range map[string]struct {
 		layers [][]byte
-		want   MachineImage
+		want   disk.MachineImage
 		text   string
 		line   string
 	}{
-		"one layer":   {[][]byte{tarOf(t, file("disk/disk.img", q))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 5 << 20}, q, ""},
-		"raw":         {[][]byte{tarOf(t, file("disk/disk.img", strings.Repeat("x", 1024)))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatRaw, VirtualSize: 1024}, strings.Repeat("x", 1024), ""},
-		"replaced":    {[][]byte{tarOf(t, file("disk/disk.img", q)), tarOf(t, file("disk/disk.img", q2)), tarOf(t, file("etc/x", "y"))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 7 << 20}, q2, ""},
-		"whiteout":    {[][]byte{tarOf(t, file("disk/old.img", q2)), tarOf(t, whiteout, file("disk/disk.img", q))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 5 << 20}, q, ""},
-		"linked":      {[][]byte{tarOf(t, file("images/a", q), link("disk", "../../images")), tarOf(t, file("b", ""))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 5 << 20}, q, ""},
-		"linked file": {[][]byte{tarOf(t, file("images/a", q), dirEntry("disk"), link("disk/root", "/images/a"))}, MachineImage{Layout: LayoutContainerDisk, Format: FormatQcow2, VirtualSize: 5 << 20}, q, ""},
-		"kernel":      {[][]byte{tarOf(t, kernel...)}, MachineImage{Layout: LayoutKernel, Format: "", VirtualSize: 0}, "kernelinitrd", "console=ttyS0 quiet"},
-		"kernel disk": {[][]byte{tarOf(t, kernel...), tarOf(t, file("disk/a.qcow2", q))}, MachineImage{Layout: LayoutKernel, Format: FormatQcow2, VirtualSize: 5 << 20}, q + "kernelinitrd", "console=ttyS0 quiet"},
+		"one layer":   {[][]byte{tarOf(t, file("disk/disk.img", q))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"raw":         {[][]byte{tarOf(t, file("disk/disk.img", strings.Repeat("x", 1024)))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatRaw, VirtualSize: 1024}, strings.Repeat("x", 1024), ""},
+		"replaced":    {[][]byte{tarOf(t, file("disk/disk.img", q)), tarOf(t, file("disk/disk.img", q2)), tarOf(t, file("etc/x", "y"))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 7 << 20}, q2, ""},
+		"whiteout":    {[][]byte{tarOf(t, file("disk/old.img", q2)), tarOf(t, whiteout, file("disk/disk.img", q))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"linked":      {[][]byte{tarOf(t, file("images/a", q), link("disk", "../../images")), tarOf(t, file("b", ""))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"linked file": {[][]byte{tarOf(t, file("images/a", q), dirEntry("disk"), link("disk/root", "/images/a"))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"kernel":      {[][]byte{tarOf(t, kernel...)}, disk.MachineImage{Layout: disk.LayoutKernel, Format: "", VirtualSize: 0}, "kernelinitrd", "console=ttyS0 quiet"},
+		"kernel disk": {[][]byte{tarOf(t, kernel...), tarOf(t, file("disk/a.qcow2", q))}, disk.MachineImage{Layout: disk.LayoutKernel, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q + "kernelinitrd", "console=ttyS0 quiet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			repo := strings.ReplaceAll(name, " ", "-")
@@ -251,7 +252,7 @@ func TestContainerDisks(t *testing.T) {
 func TestBadContainerDisks(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	fifo := entryOf{Header: tar.Header{Name: "disk/disk.img", Typeflag: tar.TypeFifo, Mode: 0o644}}
-	long := strings.Repeat("x", maxCmdline+1)
+	long := strings.Repeat("x", 2048+1)
 	for name, c := range map[string]struct {
 		entries []entryOf
 		words   []string
@@ -309,7 +310,7 @@ func manyFiles(format string, n int) (entries []entryOf) {
 func TestOpenDiskHolds(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	q := qcow2Of(t, 5<<20)
-	disk := pull(t, s, diskArtifact(MediaTypeDiskQcow2+"+gzip", compressGzip(t, q)).push(t, reg, "disk"))
+	disk := pull(t, s, diskArtifact(disk.MediaTypeQcow2+"+gzip", compressGzip(t, q)).push(t, reg, "disk"))
 	rootfs := pull(t, s, reg.push(t, "rootfs:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/a", string(q))), tarOf(t, file("b", "")))))
 	for key, img := range map[string]Image{"artifact": disk, "container": rootfs} {
 		openAndRead(t, s, key, img.ID)
@@ -365,12 +366,12 @@ func TestV4DamagedDisks(t *testing.T) {
 		check(t, os.Chmod(blobPath(s, dgst), 0o600))
 		check(t, os.WriteFile(blobPath(s, dgst), data, 0o600))
 	}
-	packed := pull(t, s, diskArtifact(MediaTypeDiskQcow2+"+gzip", compressGzip(t, q)).push(t, reg, "packed"))
+	packed := pull(t, s, diskArtifact(disk.MediaTypeQcow2+"+gzip", compressGzip(t, q)).push(t, reg, "packed"))
 	damage(digest.FromBytes(q), nil)
 	if _, text := openAndRead(t, s, "packed", packed.ID); text != string(q) {
 		t.Error("OpenDisk did not rebuild the damaged unpacked disk")
 	}
-	ref := diskArtifact(MediaTypeDiskQcow2, q).push(t, reg, "plain")
+	ref := diskArtifact(disk.MediaTypeQcow2, q).push(t, reg, "plain")
 	plain := pull(t, s, ref)
 	openAndRead(t, s, "plain", plain.ID)
 	evil := bytes.Clone(q)
@@ -392,7 +393,7 @@ func TestV4KilledWhileUnpacking(t *testing.T) {
 	failpoint.Needed(t)
 	reg, root := newRegistry(t), filepath.Join(t.TempDir(), "image")
 	q := qcow2Of(t, 5<<20)
-	ref := diskArtifact(MediaTypeDiskQcow2+"+zstd", compressZstd(t, q)).push(t, reg, "disk")
+	ref := diskArtifact(disk.MediaTypeQcow2+"+zstd", compressZstd(t, q)).push(t, reg, "disk")
 	for _, point := range []string{"image.disk.unpack", "image.pull.record"} {
 		if err := helper(t, root, "pull "+ref, point+"=kill").Run(); err == nil {
 			t.Fatalf("%s: the process was not killed", point)
@@ -409,7 +410,7 @@ func TestV4KilledWhileUnpacking(t *testing.T) {
 		t.Error("the disk's content differs from the original")
 	}
 	// In the same process, unpacking starts over after a failure.
-	other := diskArtifact(MediaTypeDiskQcow2+"+gzip", compressGzip(t, qcow2Of(t, 9<<20))).push(t, reg, "other")
+	other := diskArtifact(disk.MediaTypeQcow2+"+gzip", compressGzip(t, qcow2Of(t, 9<<20))).push(t, reg, "other")
 	check(t, failpoint.Arm("image.disk.unpack", "1*error(no)"))
 	_, err := s.Pull(t.Context(), other, PullOptions{})
 	check(t, failpoint.Arm("image.disk.unpack", ""))

@@ -17,8 +17,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
-	"github.com/tripod-run/tripod/internal/image/internal/readers"
 )
 
 var failDiskUnpack = failpoint.New("image.disk.unpack")
@@ -26,21 +26,6 @@ var failDiskUnpack = failpoint.New("image.disk.unpack")
 // labelDisk is a label on manifests. Its value is the digest of the blob with the artifact's unpacked disk. The
 // collector keeps that blob as long as it keeps the manifest.
 const labelDisk = "containerd.io/gc.ref.content.disk"
-
-// plainHead returns the first 512 bytes of a file's decompressed content, or the whole content if that is shorter.
-func plainHead(compression string, packed io.Reader) ([]byte, error) {
-	plain, err := readers.Decompressor(compression)(packed)
-	if err != nil {
-		return nil, failure.Invalidf("%s: %v", compression, err)
-	}
-	defer plain.Close()
-	head := make([]byte, 512)
-	n, err := io.ReadFull(plain, head)
-	if err != nil && err != io.EOF && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil, failure.Invalidf("%s: %v", compression, err)
-	}
-	return head[:n], nil
-}
 
 // verified remembers which files matched their digests, so that a large disk is not read again for every machine. If a
 // file changes, its entry becomes invalid.
@@ -158,7 +143,7 @@ func (s *Store) derived(ctx context.Context, manifest digest.Digest, label, medi
 
 // plainDisk returns the blob with the decompressed disk. The first call makes that blob.
 func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, error) {
-	if d.disk.compression == "" {
+	if d.disk.Compression == "" {
 		return d.disk.Descriptor, nil
 	}
 	key := "disk://" + d.disk.Digest.String() // two artifacts can share a layer
@@ -166,7 +151,7 @@ func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, 
 		return ocispec.Descriptor{}, err
 	}
 	defer s.locks.Unlock(key)
-	desc, ok, err := s.derived(ctx, d.manifest.Digest, labelDisk, diskMediaType(d.disk.format, ""))
+	desc, ok, err := s.derived(ctx, d.manifest.Digest, labelDisk, disk.MediaType(d.disk.Format, ""))
 	if ok || err != nil {
 		return desc, err
 	}
@@ -177,17 +162,6 @@ func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, 
 	return desc, nil
 }
 
-func diskMediaType(format, compression string) string {
-	mediaType := MediaTypeDiskRaw
-	if format == FormatQcow2 {
-		mediaType = MediaTypeDiskQcow2
-	}
-	if compression != "" {
-		mediaType += "+" + compression
-	}
-	return mediaType
-}
-
 // unpackDisk decompresses a layer into a blob.
 func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descriptor, err error) {
 	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(24*time.Hour))
@@ -196,7 +170,7 @@ func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descri
 	}
 	defer func() { err = errors.Join(err, s.leases.Delete(context.WithoutCancel(ctx), lease)) }()
 	ctx = leases.WithLease(ctx, lease.ID)
-	return s.derive(ctx, d.manifest.Digest, labelDisk, "disk-"+d.disk.Digest.String(), diskMediaType(d.disk.format, ""), func(w io.Writer) (int64, error) {
+	return s.derive(ctx, d.manifest.Digest, labelDisk, "disk-"+d.disk.Digest.String(), disk.MediaType(d.disk.Format, ""), func(w io.Writer) (int64, error) {
 		size, err := s.decompressDisk(ctx, d.disk, w)
 		if err == nil {
 			err = failDiskUnpack.Hit(ctx)
@@ -227,7 +201,7 @@ func (s *Store) derive(ctx context.Context, manifest digest.Digest, label, ref, 
 	if err := w.Truncate(0); err != nil {
 		return desc, err
 	}
-	finder := &holeFinder{w: w}
+	finder := disk.NewHoleFinder(w)
 	size, err := fill(finder)
 	if err != nil {
 		return desc, err
@@ -236,7 +210,7 @@ func (s *Store) derive(ctx context.Context, manifest digest.Digest, label, ref, 
 	if err := s.commitBlob(ctx, w, desc); err != nil {
 		return desc, err
 	}
-	if err := finder.punch(ctx, s.blobPath(desc.Digest)); err != nil {
+	if err := finder.Punch(ctx, s.blobPath(desc.Digest)); err != nil {
 		s.cfg.Logger.WarnContext(ctx, "cannot punch holes in a disk, which now takes more space than necessary", "digest", desc.Digest, "err", err)
 	}
 	_, err = s.content.Update(ctx, content.Info{Digest: manifest, Labels: map[string]string{label: desc.Digest.String()}}, "labels."+label)
@@ -260,37 +234,12 @@ func (s *Store) commitBlob(ctx context.Context, w content.Writer, desc ocispec.D
 	return nil
 }
 
-// decompressDisk writes a layer's decompressed content to w and returns its size. It checks the layer's digest even
-// after an error, because a damaged blob must be fetched again.
-func (s *Store) decompressDisk(ctx context.Context, layer *diskLayer, w io.Writer) (int64, error) {
+// decompressDisk writes a layer's decompressed content to w and returns its size.
+func (s *Store) decompressDisk(ctx context.Context, layer *disk.Layer, w io.Writer) (int64, error) {
 	ra, err := s.content.ReaderAt(ctx, layer.Descriptor)
 	if err != nil {
 		return 0, err
 	}
 	defer ra.Close()
-	packed := readers.NewDigest(readers.Cancel(ctx, content.NewReader(ra)), layer.Digest.Algorithm())
-	size, err := s.copyPlain(layer.compression, packed, w)
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
-	if _, readErr := io.Copy(io.Discard, packed); readErr != nil {
-		return 0, errors.Join(err, readErr)
-	}
-	if packed.Sum() != layer.Digest {
-		return 0, &failure.CorruptError{Digest: layer.Digest}
-	}
-	return size, err
-}
-
-func (s *Store) copyPlain(compression string, packed io.Reader, w io.Writer) (int64, error) {
-	plain, err := readers.Decompressor(compression)(packed)
-	if err != nil {
-		return 0, failure.Invalidf("%s: %v", compression, err)
-	}
-	defer plain.Close()
-	size, err := io.Copy(w, readers.NewBudget("bytes unpacked", s.cfg.Limits.UnpackedBytes).Reader(plain))
-	if _, ok := errors.AsType[syscall.Errno](err); err != nil && !ok && !failure.HasClass(err) {
-		err = failure.Invalidf("%s: %v", compression, err)
-	}
-	return size, err
+	return layer.Unpack(ctx, content.NewReader(ra), w, s.cfg.Limits.UnpackedBytes)
 }

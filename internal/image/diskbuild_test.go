@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/image/registry"
 )
 
@@ -20,8 +21,8 @@ func TestBuildDisk(t *testing.T) {
 	for name, data := range map[string][]byte{"disk": q, "a.img.xz": compressXz(t, q), "a.qcow2.zst": compressZstd(t, q)} {
 		file := filepath.Join(t.TempDir(), name)
 		check(t, os.WriteFile(file, data, 0o600))
-		if is, err := IsDiskFile(file); err != nil || !is {
-			t.Errorf("IsDiskFile(%s) = %v, %v; want true", name, is, err)
+		if is, err := disk.IsFile(file); err != nil || !is {
+			t.Errorf("disk.IsFile(%s) = %v, %v; want true", name, is, err)
 		}
 		manifest, blobs, err := BuildDisk(file, map[string]string{"note": name})
 		check(t, err)
@@ -30,18 +31,18 @@ func TestBuildDisk(t *testing.T) {
 		check(t, err)
 		img := pull(t, s, ref)
 		f, text := openAndRead(t, s, name, img.ID)
-		if img.ID != manifest.Digest.String() || f.Layout != LayoutDiskArtifact || f.Format != FormatQcow2 || text != string(q) || img.Annotations["note"] != name {
+		if img.ID != manifest.Digest.String() || f.Layout != disk.LayoutDiskArtifact || f.Format != disk.FormatQcow2 || text != string(q) || img.Annotations["note"] != name {
 			t.Errorf("%s: got image %+v with disk %+v, want the pushed qcow2 disk", name, img, f)
 		}
 	}
-	if is, err := IsDiskFile(saveFile(t, "installer.iso", make([]byte, 64<<10))); err != nil || !is {
-		t.Errorf("IsDiskFile of a CD-ROM image = %v, %v; want true", is, err)
+	if is, err := disk.IsFile(saveFile(t, "installer.iso", make([]byte, 64<<10))); err != nil || !is {
+		t.Errorf("disk.IsFile of a CD-ROM image = %v, %v; want true", is, err)
 	}
 	for name, data := range map[string][]byte{"app.wasm": wasmOf("x"), "app.img": wasmOf("x"), "README": []byte("text")} {
 		file := filepath.Join(t.TempDir(), name)
 		check(t, os.WriteFile(file, data, 0o600))
-		if is, err := IsDiskFile(file); err != nil || is {
-			t.Errorf("IsDiskFile(%s) = %v, %v; want false", name, is, err)
+		if is, err := disk.IsFile(file); err != nil || is {
+			t.Errorf("disk.IsFile(%s) = %v, %v; want false", name, is, err)
 		}
 	}
 	file := filepath.Join(t.TempDir(), "bad.qcow2")
@@ -53,20 +54,21 @@ func TestBuildDisk(t *testing.T) {
 // TestUnpackedDiskIsSparse: the zeros of a raw disk take no space on disk.
 func TestUnpackedDiskIsSparse(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	disk := make([]byte, 16<<20)
-	copy(disk[holeSize-10:], "in the first block and the second")
-	copy(disk[8<<20:], randomBytes(t, 100_000))
-	disk[len(disk)-1] = 1
-	disk = append(disk, make([]byte, 1000)...)
-	img := pull(t, s, diskArtifact(MediaTypeDiskRaw+"+gzip", compressGzip(t, disk)).push(t, reg, "sparse"))
+	const holeSize = 64 << 10
+	content := make([]byte, 16<<20)
+	copy(content[holeSize-10:], "in the first block and the second")
+	copy(content[8<<20:], randomBytes(t, 100_000))
+	content[len(content)-1] = 1
+	content = append(content, make([]byte, 1000)...)
+	img := pull(t, s, diskArtifact(disk.MediaTypeRaw+"+gzip", compressGzip(t, content)).push(t, reg, "sparse"))
 	f, text := openAndRead(t, s, "c", img.ID)
-	if text != string(disk) {
+	if text != string(content) {
 		t.Error("the disk's content differs from the original")
 	}
 	var stat unix.Stat_t
 	check(t, unix.Fstat(int(f.Disk.Fd()), &stat))
 	if taken := stat.Blocks * 512; taken > 8*holeSize {
-		t.Errorf("a disk of %d bytes takes %d bytes on the file system, want at most %d", len(disk), taken, 8*holeSize)
+		t.Errorf("a disk of %d bytes takes %d bytes on the file system, want at most %d", len(content), taken, 8*holeSize)
 	}
 }
 
@@ -77,7 +79,7 @@ func TestArtifactsOfOneLayer(t *testing.T) {
 	packed := compressGzip(t, q)
 	var wg sync.WaitGroup
 	for i := range 5 {
-		m := diskArtifact(MediaTypeDiskQcow2+"+gzip", packed)
+		m := diskArtifact(disk.MediaTypeQcow2+"+gzip", packed)
 		m.manifest.Annotations = map[string]string{"n": fmt.Sprint(i)}
 		ref := m.push(t, reg, fmt.Sprintf("a%d", i))
 		wg.Go(func() {

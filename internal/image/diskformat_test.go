@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/tripod-run/tripod/internal/image/disk"
 )
 
 // convertDisk converts a raw disk to another format with qemu-img (Debian package qemu-utils).
@@ -46,9 +47,9 @@ func TestV5OtherFormats(t *testing.T) {
 		"bzip2":     {[]byte("BZh91AY&SY"), "unpack it"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := s.Pull(t.Context(), diskArtifact(MediaTypeDiskRaw, c.disk).push(t, reg, name), PullOptions{})
+			_, err := s.Pull(t.Context(), diskArtifact(disk.MediaTypeRaw, c.disk).push(t, reg, name), PullOptions{})
 			wantError(t, err, errdefs.IsInvalidArgument, c.says)
-			_, err = s.Pull(t.Context(), diskArtifact(MediaTypeDiskRaw+"+xz", compressXz(t, c.disk)).push(t, reg, name+"-xz"), PullOptions{})
+			_, err = s.Pull(t.Context(), diskArtifact(disk.MediaTypeRaw+"+xz", compressXz(t, c.disk)).push(t, reg, name+"-xz"), PullOptions{})
 			wantError(t, err, errdefs.IsInvalidArgument, c.says)
 			img := pull(t, s, reg.push(t, name+"-container:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/disk.img", string(c.disk))))))
 			_, err = s.Machine(t.Context(), img.ID)
@@ -63,24 +64,24 @@ func TestV5OtherFormats(t *testing.T) {
 		})
 	}
 	for _, name := range []string{"disk.vmdk", "disk.VDI", "disk.vhdx", "disk.vhd", "disk.qed", "disk.ova", "disk.vmdk.xz"} {
-		disk := randomBytes(t, 2000)
+		content := randomBytes(t, 2000)
 		if strings.HasSuffix(name, ".xz") {
-			disk = compressXz(t, disk)
+			content = compressXz(t, content)
 		} else {
-			img := pull(t, s, reg.push(t, strings.ToLower(name)+":1", imageOf(t, v1.Config{}, tarOf(t, file("disk/"+name, string(disk))))))
+			img := pull(t, s, reg.push(t, strings.ToLower(name)+":1", imageOf(t, v1.Config{}, tarOf(t, file("disk/"+name, string(content))))))
 			_, err := s.Machine(t.Context(), img.ID)
 			wantError(t, err, errdefs.IsInvalidArgument, "by its name "+name)
 		}
-		files.put("/"+strings.ToLower(name), disk, "")
+		files.put("/"+strings.ToLower(name), content, "")
 		_, err := s.Pull(t.Context(), "virtlet.cloud/"+strings.ToLower(name), PullOptions{})
 		wantError(t, err, errdefs.IsInvalidArgument, "by its name")
-		_, err = IsDiskFile(saveFile(t, name, disk))
+		_, err = disk.IsFile(saveFile(t, name, content))
 		wantError(t, err, errdefs.IsInvalidArgument, "by its name")
 	}
 	sector := append([]byte("KDMV"), make([]byte, 508)...)
 	sector[510], sector[511] = 0x55, 0xaa
-	img := pull(t, s, diskArtifact(MediaTypeDiskRaw, sector).push(t, reg, "sector"))
-	if m, err := s.Machine(t.Context(), img.ID); err != nil || m.Format != FormatRaw {
+	img := pull(t, s, diskArtifact(disk.MediaTypeRaw, sector).push(t, reg, "sector"))
+	if m, err := s.Machine(t.Context(), img.ID); err != nil || m.Format != disk.FormatRaw {
 		t.Errorf("Machine of a disk with a boot sector that begins like a VMDK = %+v, %v; want the format raw", m, err)
 	}
 }
@@ -89,12 +90,12 @@ func TestV5OtherFormats(t *testing.T) {
 func TestV5CutOffQcow2(t *testing.T) {
 	reg, files := newRegistry(t), newFiles(t)
 	s := open(t, Config{Translation: rules(t, "translations: [{regexp: '^(.*)$', url: '"+files.URL+"/$1'}]")})
-	whole := convertDisk(t, randomBytes(t, 900<<10), FormatQcow2)
+	whole := convertDisk(t, randomBytes(t, 900<<10), disk.FormatQcow2)
 	cut := whole[:len(whole)-200<<10]
-	pull(t, s, diskArtifact(MediaTypeDiskQcow2, whole).push(t, reg, "whole"))
-	_, err := s.Pull(t.Context(), diskArtifact(MediaTypeDiskQcow2, cut).push(t, reg, "cut"), PullOptions{})
+	pull(t, s, diskArtifact(disk.MediaTypeQcow2, whole).push(t, reg, "whole"))
+	_, err := s.Pull(t.Context(), diskArtifact(disk.MediaTypeQcow2, cut).push(t, reg, "cut"), PullOptions{})
 	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
-	_, err = s.Pull(t.Context(), diskArtifact(MediaTypeDiskQcow2+"+xz", compressXz(t, cut)).push(t, reg, "cut-xz"), PullOptions{})
+	_, err = s.Pull(t.Context(), diskArtifact(disk.MediaTypeQcow2+"+xz", compressXz(t, cut)).push(t, reg, "cut-xz"), PullOptions{})
 	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
 	img := pull(t, s, reg.push(t, "container:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/disk.img", string(cut))))))
 	_, err = s.Machine(t.Context(), img.ID)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -13,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 )
 
@@ -33,34 +33,11 @@ const (
 	useRoot    diskUse = "root disk"
 )
 
-// DiskFiles are an image's boot files, open for reading.
-type DiskFiles struct {
-	MachineImage
-	// Disk, Kernel and Initrd are nil if the image has none.
-	Disk, Kernel, Initrd *os.File
-	// DiskPath, KernelPath and InitrdPath are paths of the same files. They exist until CloseDisk releases the image,
-	// even across restarts of the daemon and the node.
-	DiskPath, KernelPath, InitrdPath string
-	// Cmdline is the kernel's command line from /boot/cmdline; empty if the image has none.
-	Cmdline string
-}
-
-// Close closes the files; the image stays held.
-func (f *DiskFiles) Close() error {
-	var errs []error
-	for _, file := range []*os.File{f.Disk, f.Kernel, f.Initrd} {
-		if file != nil {
-			errs = append(errs, file.Close())
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // OpenDisk opens an image's boot files read-only, and holds the image under key until CloseDisk, even if the image is
 // removed. A repeated call opens the same files. If key holds another image, or a root disk, the error is
 // errdefs.ErrAlreadyExists. Other errors are those of Machine.
-func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*DiskFiles, error) {
-	var files *DiskFiles
+func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*disk.Files, error) {
+	var files *disk.Files
 	err := s.openAs(ctx, useMachine, key, imageID, func(ctx context.Context, held string) (err error) {
 		files, err = s.openHeld(ctx, key, held)
 		return err
@@ -165,10 +142,10 @@ func (s *Store) holdDisk(ctx context.Context, use diskUse, key, imageID string) 
 }
 
 // openHeld opens the boot files of the image that key holds.
-func (s *Store) openHeld(ctx context.Context, key, imageID string) (*DiskFiles, error) {
+func (s *Store) openHeld(ctx context.Context, key, imageID string) (*disk.Files, error) {
 	mounts, err := s.snaps.Mounts(ctx, diskPrefix+key)
 	if err == nil {
-		return s.openMachine(mounts)
+		return disk.Open(s.cfg.Root, mounts)
 	} else if !errdefs.IsNotFound(err) {
 		return nil, err
 	}

@@ -37,7 +37,7 @@
 //
 // # Disks
 //
-// A virtual machine boots from a disk artifact, a translated name, or a rootfs (see Machine; disk.go has the layouts).
+// A virtual machine boots from a disk artifact, a translated name, or a rootfs (see Machine; internal/image/disk has the layouts).
 // Such a rootfs has one file below /disk/, or has /boot/vmlinux and /boot/initrd, or has both. OpenDisk holds the image
 // and opens the files without a mount: a file of a rootfs is opened directly in the layer that provides it.
 //
@@ -51,7 +51,7 @@
 // certainly has the same version of the file, and after a reboot only if the result is checked against a digest.
 //
 // A machine that runs containers gets their images as root disks: OpenRootDisk makes one EROFS image per rootfs, by
-// mkfs.erofs in a mount namespace of its own (rootdisk.go). The disk is a blob to which a label of the manifest refers,
+// mkfs.erofs in a mount namespace of its own (disk/erofs.go). The disk is a blob to which a label of the manifest refers,
 // so it lives as long as the image or a key of OpenRootDisk, and is found again after a restart.
 //
 // # Trust
@@ -71,11 +71,11 @@
 //
 // # Subpackages
 //
+//	disk               knows the layouts and formats of machines' disks, and makes root disks
 //	internal/download  fetches files of translated names
 //	internal/failure   has the errors that the rooms share, and their classes
 //	internal/layer     applies layers, and opens files of unpacked images
 //	internal/readers   has the readers that blobs pass through
 //	policy             decides by signatures which images may run
-//	qcow2              reads and checks the headers of disks, and makes overlays
 //	registry           reaches registries: hosts.toml, logins, TLS
 package image

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+	"github.com/tripod-run/tripod/internal/image/disk"
 )
 
 func TestTranslatedNames(t *testing.T) {
@@ -25,16 +26,16 @@ func TestTranslatedNames(t *testing.T) {
 	}
 	s := open(t, Config{Translation: files.translations(t)})
 	for name, c := range map[string]struct {
-		want  MachineImage
+		want  disk.MachineImage
 		plain []byte
 	}{
-		"cirros":        {MachineImage{Layout: LayoutTranslated, Format: FormatQcow2, VirtualSize: 5 << 20}, q},
-		"big.qcow2":     {MachineImage{Layout: LayoutTranslated, Format: FormatQcow2, VirtualSize: 5 << 20}, q},
-		"disk.raw":      {MachineImage{Layout: LayoutTranslated, Format: FormatRaw, VirtualSize: 3072}, raw},
-		"fedora.raw.xz": {MachineImage{Layout: LayoutTranslated, Format: FormatRaw, VirtualSize: 3072}, raw},
-		"img.gz":        {MachineImage{Layout: LayoutTranslated, Format: FormatQcow2, VirtualSize: 5 << 20}, q},
-		"any":           {MachineImage{Layout: LayoutTranslated, Format: FormatRaw, VirtualSize: 3072}, raw},
-		"hostile.raw":   {MachineImage{Layout: LayoutTranslated, Format: FormatRaw, VirtualSize: uint64(len(qcow2WithBackingFile(t))+511) &^ 511}, qcow2WithBackingFile(t)},
+		"cirros":        {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q},
+		"big.qcow2":     {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q},
+		"disk.raw":      {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatRaw, VirtualSize: 3072}, raw},
+		"fedora.raw.xz": {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatRaw, VirtualSize: 3072}, raw},
+		"img.gz":        {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q},
+		"any":           {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatRaw, VirtualSize: 3072}, raw},
+		"hostile.raw":   {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatRaw, VirtualSize: uint64(len(qcow2WithBackingFile(t))+511) &^ 511}, qcow2WithBackingFile(t)},
 	} {
 		ref := "virtlet.cloud/" + name
 		if !s.Translated(ref) {

@@ -14,12 +14,14 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/tripod-run/tripod/internal/image/disk"
+	"github.com/tripod-run/tripod/internal/image/disk/qcow2"
 	"github.com/tripod-run/tripod/internal/image/internal/download"
 	"github.com/tripod-run/tripod/internal/image/internal/download/translation"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
-	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
 // Labels on the records of translated names: the source of the disk, and the validators that the server sent with the
@@ -157,7 +159,7 @@ func (d *downloaded) describeDisk(ctx context.Context, got *download.File) (ocis
 		return got.Descriptor, err
 	}
 	defer ra.Close()
-	mediaType, head, err := sniffDisk(content.NewReader(ra), path.Base(d.endpoint.URL.Path))
+	mediaType, head, err := disk.Sniff(content.NewReader(ra), path.Base(d.endpoint.URL.Path))
 	if err != nil {
 		return got.Descriptor, err
 	}
@@ -210,4 +212,14 @@ func (d *downloaded) names(of *details) []string {
 		names = append(names, reference.TrimNamed(d.named).String()+"@"+of.disk.Digest.String())
 	}
 	return names
+}
+
+// downloadManifest returns the manifest of a downloaded disk. The manifest depends only on the file, not on where the
+// file came from.
+func downloadManifest(layer ocispec.Descriptor) (config Blob, manifest ocispec.Manifest) {
+	config = NewBlob(disk.MediaTypeDownload, []byte("{}"))
+	return config, ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		ArtifactType: disk.MediaTypeDownload, Config: config.Descriptor, Layers: []ocispec.Descriptor{layer},
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/internal/layer"
 )
@@ -32,7 +33,7 @@ type details struct {
 	// component is the image's component; nil if it has none.
 	component *Component
 	// disk is the disk of a disk artifact.
-	disk *diskLayer
+	disk *disk.Layer
 	// files are the names of the layers in a volume; nil for a rootfs.
 	files []string
 	// chain holds the chain IDs of the layers, lowest first; nil unless the image is a rootfs.
@@ -124,7 +125,7 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 	case KindComponent:
 		d.component, err = componentOf(m.Manifest, limits)
 	case KindDisk:
-		d.disk, err = diskOf(m.Manifest)
+		d.disk, err = disk.LayerOf(m.Config.MediaType, d.layers)
 	}
 	return d, err
 }
@@ -145,11 +146,11 @@ func kindOf(manifestType string, m ocispec.Manifest) (Kind, error) {
 	switch {
 	case strings.HasPrefix(m.Config.MediaType, mediaTypeWasmConfigPrefix), anyLayer(isWasm):
 		return KindComponent, nil
-	case anyLayer(isDisk):
+	case anyLayer(disk.Is):
 		return KindDisk, nil
 	case !isConfig(manifestType, m.Config):
 		for _, l := range m.Layers {
-			if format, suffix, _ := strings.Cut(l.MediaType, "+"); diskFormats[format] != "" {
+			if format, suffix, _ := strings.Cut(l.MediaType, "+"); disk.FormatOf(format) != "" {
 				return "", failure.Invalidf("layer %s is a disk with the unknown compression %q", l.Digest, suffix)
 			}
 		}

@@ -12,17 +12,18 @@ import (
 
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/tripod-run/tripod/internal/image/disk"
 )
 
 // largeDisk returns an artifact with a disk that takes several ranges, and the disk.
 func largeDisk(t testing.TB) (*rawImage, []byte) {
 	t.Helper()
-	disk := make([]byte, 5*rangeSize+512)
-	_, err := io.ReadFull(rand.Reader, disk[512:]) // the first bytes would be a boot sector
+	content := make([]byte, 5*rangeSize+512)
+	_, err := io.ReadFull(rand.Reader, content[512:]) // the first bytes would be a boot sector
 	check(t, err)
 	img := raw(t)
-	img.manifest.Layers = []ocispec.Descriptor{img.add(MediaTypeDiskRaw, disk)}
-	return img, disk
+	img.manifest.Layers = []ocispec.Descriptor{img.add(disk.MediaTypeRaw, content)}
+	return img, content
 }
 
 // A large blob arrives in several requests, and in one if the registry ignores ranges.

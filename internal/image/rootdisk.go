@@ -1,16 +1,11 @@
 package image
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
@@ -20,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/internal/layer"
 	"github.com/tripod-run/tripod/internal/image/internal/readers"
@@ -30,20 +26,6 @@ var failRootDisk = failpoint.New("image.rootdisk.write")
 // labelRootDisk is a label on manifests. Its value is the digest of the blob with the image's root disk. The collector
 // keeps that blob as long as it keeps the manifest.
 const labelRootDisk = "containerd.io/gc.ref.content.rootdisk"
-
-// mediaTypeErofs is the type of root disks. They never leave the node.
-const mediaTypeErofs = "application/vnd.tripod.rootdisk.erofs"
-
-const (
-	// mkfsProgram makes root disks. It is in Debian's package mkfsPackage.
-	mkfsProgram = "mkfs.erofs"
-	mkfsPackage = "erofs-utils"
-	// mkfsName is the longest file name in bytes that mkfs.erofs 1.5 stores. It cuts off the last byte of longer ones.
-	mkfsName = 254
-	// mkfsEpoch is the disk's time of creation in seconds, year 9999: mkfs.erofs cuts off the files' times there, and
-	// would otherwise store the current time, so that no two disks would be equal.
-	mkfsEpoch = 253402300799
-)
 
 // OpenRootDisk opens the root filesystem of an image as a read-only disk, uncompressed EROFS, and holds the image and
 // the disk under key until CloseDisk, even if the image is removed. The first call for an image makes the disk; calls at
@@ -90,13 +72,13 @@ func (s *Store) rootDisk(ctx context.Context, imageID string, manifest digest.Di
 		return desc, err
 	}
 	defer s.locks.Unlock(key)
-	desc, ok, err := s.derived(ctx, manifest, labelRootDisk, mediaTypeErofs)
+	desc, ok, err := s.derived(ctx, manifest, labelRootDisk, disk.MediaTypeErofs)
 	if ok || err != nil {
 		return desc, err
 	}
-	program, err := exec.LookPath(mkfsProgram)
+	program, err := disk.FindMkfs()
 	if err != nil {
-		return desc, fmt.Errorf("%s is missing; install the package %s: %w", mkfsProgram, mkfsPackage, errdefs.ErrFailedPrecondition)
+		return desc, err
 	}
 	e, err := s.index.find(imageID)
 	if err != nil {
@@ -124,15 +106,12 @@ func (s *Store) makeRootDisk(ctx context.Context, program string, d *details, ma
 		}
 		defer made.Close()
 		err = layer.WithRoot(s.cfg.Root, view.mounts, func(root *layer.Root) error {
-			if err := checkNames(ctx, root); err != nil {
-				return err
-			}
-			return runMkfs(ctx, program, made, root.Path, diskUUID(d.id))
+			return disk.MakeErofs(ctx, program, made, root, d.id)
 		})
 		if err != nil {
 			return err
 		}
-		desc, err = s.derive(ctx, manifest, labelRootDisk, "root-disk-"+manifest.String(), mediaTypeErofs, func(w io.Writer) (int64, error) {
+		desc, err = s.derive(ctx, manifest, labelRootDisk, "root-disk-"+manifest.String(), disk.MediaTypeErofs, func(w io.Writer) (int64, error) {
 			size, err := io.Copy(w, readers.Cancel(ctx, made))
 			if err == nil {
 				err = failRootDisk.Hit(ctx)
@@ -143,72 +122,3 @@ func (s *Store) makeRootDisk(ctx context.Context, program string, d *details, ma
 	})
 	return desc, err
 }
-
-// checkNames refuses a tree with a file name that mkfs.erofs would cut off: the disk could have the wrong file in its
-// place.
-func checkNames(ctx context.Context, r *layer.Root) error {
-	return filepath.WalkDir(r.Path, func(path string, file fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case len(file.Name()) > mkfsName && path != r.Path:
-			return failure.Invalidf("the file name %.40q… has %d bytes; %s stores at most %d", file.Name(), len(file.Name()), mkfsProgram, mkfsName)
-		}
-		return nil
-	})
-}
-
-// diskUUID derives the UUID of an image's root disk from the image's ID (RFC 9562, version 8). The same image always
-// makes the same disk in one store. Elsewhere the order of its files can differ.
-func diskUUID(imageID string) string {
-	b := []byte(digest.FromString(imageID).Encoded()[:32])
-	b[12], b[16] = '8', "89ab"[b[16]%4]
-	return fmt.Sprintf("%s-%s-%s-%s-%s", b[:8], b[8:12], b[12:16], b[16:20], b[20:])
-}
-
-// runMkfs makes the disk of the tree below root. The calling thread must be locked to the goroutine: mkfs.erofs gets
-// its mounts, and is killed when the thread ends, which also happens when this process dies. The end of ctx kills it,
-// too.
-func runMkfs(ctx context.Context, program string, disk *os.File, root, uuid string) error {
-	cmd := exec.CommandContext(ctx, program, "-d0", "--quiet", "-U"+uuid, "/proc/self/fd/3", root)
-	said := &head{limit: 4 << 10}
-	cmd.Dir, cmd.Stderr, cmd.ExtraFiles = "/", said, []*os.File{disk}
-	cmd.Env = []string{"LC_ALL=C", "PATH=" + os.Getenv("PATH"), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", mkfsEpoch)}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	cmd.WaitDelay = time.Second
-	err := cmd.Run()
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	}
-	return mkfsError(err, said.String())
-}
-
-// mkfsError returns the error of a failed mkfs.erofs with what it has written to its standard error. A disk that fills
-// up ends its last write early.
-func mkfsError(err error, said string) error {
-	err = fmt.Errorf("%s: %w: %q", mkfsProgram, err, strings.Join(strings.Fields(said), " "))
-	for _, full := range []string{unix.ENOSPC.Error(), unix.EDQUOT.Error(), "was truncated"} {
-		if strings.Contains(strings.ToLower(said), full) {
-			return fmt.Errorf("%w (%w)", err, errdefs.ErrResourceExhausted)
-		}
-	}
-	return err
-}
-
-// head keeps the first bytes that are written to it.
-type head struct {
-	buf   bytes.Buffer
-	limit int
-}
-
-func (h *head) Write(p []byte) (int, error) {
-	h.buf.Write(p[:min(len(p), h.limit-h.buf.Len())])
-	return len(p), nil
-}
-
-func (h *head) String() string { return h.buf.String() }

@@ -25,9 +25,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/internal/layer"
 	"github.com/tripod-run/tripod/test/loopdev"
+)
+
+// mkfsProgram makes root disks; mkfsName is the longest file name in bytes that they have.
+const (
+	mkfsProgram = "mkfs.erofs"
+	mkfsName    = 254
 )
 
 // openRoot opens a root disk and returns its path and digest.
@@ -348,7 +355,7 @@ func TestRootDiskIsHeld(t *testing.T) {
 func TestRootDiskIsRefused(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	img := pull(t, s, reg.push(t, "app:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/a.raw", strings.Repeat("x", 512))))))
-	artifact := pull(t, s, diskArtifact(MediaTypeDiskRaw, []byte("disk")).push(t, reg, "disk"))
+	artifact := pull(t, s, diskArtifact(disk.MediaTypeRaw, []byte("disk")).push(t, reg, "disk"))
 	name := strings.Repeat("n", mkfsName)
 	long := pull(t, s, reg.push(t, "long:1", imageOf(t, v1.Config{}, tarOf(t, file(name, "1")), tarOf(t, file(name+"n", "2")))))
 

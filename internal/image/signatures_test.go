@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/tripod-run/tripod/internal/image/disk"
 )
 
 // signer signs images as cosign does.
@@ -109,8 +110,8 @@ func TestSignaturePolicy(t *testing.T) {
 	tagged, referred := reg.push(t, "tagged:1", app), reg.push(t, "referred:1", app)
 	whole, part := reg.push(t, "whole:1", index), reg.push(t, "part:1", index)
 	unsigned := reg.push(t, "unsigned:1", app)
-	disk := raw(t, nil)
-	disk.manifest.Config.MediaType, disk.manifest.Layers = "application/vnd.example.disk", []ocispec.Descriptor{disk.add(MediaTypeDiskRaw, make([]byte, 512))}
+	vm := raw(t, nil)
+	vm.manifest.Config.MediaType, vm.manifest.Layers = "application/vnd.example.disk", []ocispec.Descriptor{vm.add(disk.MediaTypeRaw, make([]byte, 512))}
 	key.sign(reg, "tagged", manifestDigest(t, app), false)
 	key.sign(reg, "referred", manifestDigest(t, app), true)
 	key.sign(reg, "whole", manifestDigest(t, index), false)
@@ -126,7 +127,7 @@ func TestSignaturePolicy(t *testing.T) {
 	reg.forget()
 	_, err = s.Pull(t.Context(), unsigned, PullOptions{})
 	wantRefused(t, err, unsigned, "no signature")
-	_, err = s.Pull(t.Context(), disk.push(t, reg, "disk"), PullOptions{})
+	_, err = s.Pull(t.Context(), vm.push(t, reg, "disk"), PullOptions{})
 	wantRefused(t, err, "no signature")
 	if n := reg.count("GET", "/blobs/"); n != 0 {
 		t.Errorf("refused images: got %d requests for blobs, want none", n)
@@ -190,7 +191,7 @@ func TestSignaturePolicyForImagesWithoutRegistry(t *testing.T) {
 func TestEncryptedLayersAreRefused(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	for _, mediaType := range []string{
-		"application/vnd.oci.image.layer.v1.tar+gzip+encrypted", "application/vnd.docker.image.rootfs.diff.tar.gzip+encrypted", MediaTypeDiskRaw + "+encrypted",
+		"application/vnd.oci.image.layer.v1.tar+gzip+encrypted", "application/vnd.docker.image.rootfs.diff.tar.gzip+encrypted", disk.MediaTypeRaw + "+encrypted",
 	} {
 		img := raw(t, tarOf(t, file("a", "text")))
 		img.manifest.Layers[0].MediaType = mediaType

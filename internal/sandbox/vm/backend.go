@@ -12,7 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
-	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
@@ -55,10 +55,10 @@ type settings struct {
 // Images is the part of the image service that the backend uses; *image.Store implements it.
 type Images interface {
 	// Machine describes the disk or kernel in an image. It returns errdefs.ErrInvalidArgument if the image has neither.
-	Machine(ctx context.Context, imageID string) (*image.MachineImage, error)
+	Machine(ctx context.Context, imageID string) (*disk.MachineImage, error)
 	// OpenDisk opens an image's files and leases the image under the given key until CloseDisk is called. Disks returns
 	// the keys of all leases.
-	OpenDisk(ctx context.Context, key, imageID string) (*image.DiskFiles, error)
+	OpenDisk(ctx context.Context, key, imageID string) (*disk.Files, error)
 	CloseDisk(ctx context.Context, key string) error
 	Disks(ctx context.Context) ([]string, error)
 }

@@ -19,7 +19,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
@@ -302,11 +302,11 @@ func TestCDROM(t *testing.T) {
 		r.must(r.RemoveSandbox(r.ctx(), p))
 	}
 	o := plan{volumes: volumes{root: "/dev/volume"}}
-	if err := o.chooseMedium(&image.MachineImage{Format: image.FormatRaw, ISO9660: true}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "/dev/volume") {
+	if err := o.chooseMedium(&disk.MachineImage{Format: disk.FormatRaw, ISO9660: true}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "/dev/volume") {
 		t.Errorf("a CD-ROM with a root disk on a block device: got error %v, want ErrInvalidArgument that names the device", err)
 	}
 	kernel := plan{}
-	if err := kernel.chooseMedium(&image.MachineImage{Layout: image.LayoutKernel, Format: image.FormatRaw, ISO9660: true}); err != nil || kernel.cdrom {
+	if err := kernel.chooseMedium(&disk.MachineImage{Layout: disk.LayoutKernel, Format: disk.FormatRaw, ISO9660: true}); err != nil || kernel.cdrom {
 		t.Errorf("an ISO file beside a kernel: CD-ROM %t, error %v; want a disk", kernel.cdrom, err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
@@ -88,13 +88,13 @@ func TestNoTemplate(t *testing.T) {
 		"UEFI":         func(_ *Backend, o *plan) { o.uefi = &machine.UEFI{} },
 		"virtio-fs":    func(_ *Backend, o *plan) { o.volumes.shares = []machine.Share{{Driver: machine.Share9p}} },
 	} {
-		b, o := backend(), &plan{files: &image.DiskFiles{Disk: os.Stdin}}
+		b, o := backend(), &plan{files: &disk.Files{Disk: os.Stdin}}
 		change(b, o)
 		if got := b.noTemplate(o, 0); !strings.Contains(got, want) || (got == "") != (want == "") {
 			t.Errorf("got %q, want it to say %q", got, want)
 		}
 	}
-	if got := backend().noTemplate(&plan{files: &image.DiskFiles{Disk: os.Stdin}}, cloudInitRoom+1); !strings.Contains(got, "bytes") {
+	if got := backend().noTemplate(&plan{files: &disk.Files{Disk: os.Stdin}}, cloudInitRoom+1); !strings.Contains(got, "bytes") {
 		t.Errorf("a large cloud-init image: got %q", got)
 	}
 }

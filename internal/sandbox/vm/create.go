@@ -12,8 +12,8 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cdi"
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/image/qcow2"
+	"github.com/tripod-run/tripod/internal/image/disk"
+	"github.com/tripod-run/tripod/internal/image/disk/qcow2"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -41,7 +41,7 @@ type plan struct {
 	container *sandbox.Container
 	sandbox   *pod
 	options   annotations.Options
-	files     *image.DiskFiles
+	files     *disk.Files
 	// cdrom means that the image's disk is a CD-ROM. The machine then has no root disk.
 	cdrom bool
 	// root is the root disk, if it is on a block device.
@@ -139,10 +139,10 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return nil, fmt.Errorf("annotation VirtletRootVolumeSize (tripod.dev/vm.root-volume-size): %d bytes are less than the %d of the image's disk, which cannot shrink: %w",
 			size, img.VirtualSize, errdefs.ErrInvalidArgument)
 	}
-	if len(c.Config.GetArgs()) > 0 && img.Layout != image.LayoutKernel {
+	if len(c.Config.GetArgs()) > 0 && img.Layout != disk.LayoutKernel {
 		return nil, fields.Unsupported("args", "%q: only an image with its own kernel has a command line; a disk boots the system on it", c.Config.GetArgs())
 	}
-	if o.options.Firmware == annotations.FirmwareUEFI && img.Layout == image.LayoutKernel {
+	if o.options.Firmware == annotations.FirmwareUEFI && img.Layout == disk.LayoutKernel {
 		return nil, fields.Unsupported("annotation tripod.dev/vm.firmware", "%q: the image has its own kernel, which QEMU starts; only a disk boots by UEFI", o.options.Firmware)
 	}
 	if o.files, err = b.cfg.Images.OpenDisk(ctx, c.ID, c.ImageID); err != nil {
@@ -156,14 +156,14 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 }
 
 // chooseMedium sets o.cdrom. It refuses settings of a root disk, which a machine with a CD-ROM does not have.
-func (o *plan) chooseMedium(img *image.MachineImage) error {
+func (o *plan) chooseMedium(img *disk.MachineImage) error {
 	const medium = "annotation tripod.dev/vm.image-medium"
-	iso := img.ISO9660 && img.Layout != image.LayoutKernel // a kernel finds its disks by their order
+	iso := img.ISO9660 && img.Layout != disk.LayoutKernel // a kernel finds its disks by their order
 	o.cdrom = iso && o.options.ImageMedium != annotations.MediumDisk || o.options.ImageMedium == annotations.MediumCDROM
 	switch {
 	case !o.cdrom:
 		return nil
-	case img.Format != image.FormatRaw:
+	case img.Format != disk.FormatRaw:
 		return fields.Invalid(medium, "%q: the image has no raw disk; only a raw disk can be a CD-ROM", o.options.ImageMedium)
 	case o.volumes.root != "":
 		return fields.Invalid("devices", "%s at / would be the root disk, but the image is a CD-ROM, which is not copied; give the machine the device at another path, or set %s to disk", o.volumes.root, medium)
@@ -385,9 +385,9 @@ func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err 
 }
 
 // openImage opens the image's disk like openRoot.
-func (o *plan) openImage() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
+func (o *plan) openImage() (content io.ReaderAt, size uint64, closeDisk func(), err error) {
 	size = max(o.options.RootVolumeSize, o.files.VirtualSize)
-	if o.files.Format != image.FormatQcow2 {
+	if o.files.Format != disk.FormatQcow2 {
 		return o.files.Disk, size, func() {}, nil
 	}
 	info, err := o.files.Disk.Stat()

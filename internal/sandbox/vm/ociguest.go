@@ -15,7 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/guard"
-	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
@@ -65,14 +65,14 @@ const guestDisk = "root.erofs"
 func (g guestFiles) disk() string { return filepath.Join(g.dir, guestDisk) }
 
 // Machine implements Images.
-func (g guestFiles) Machine(context.Context, string) (*image.MachineImage, error) {
-	return &image.MachineImage{Layout: image.LayoutKernel}, nil
+func (g guestFiles) Machine(context.Context, string) (*disk.MachineImage, error) {
+	return &disk.MachineImage{Layout: disk.LayoutKernel}, nil
 }
 
 // OpenDisk implements Images.
-func (g guestFiles) OpenDisk(context.Context, string, string) (*image.DiskFiles, error) {
-	f := &image.DiskFiles{
-		MachineImage: image.MachineImage{Layout: image.LayoutKernel}, Cmdline: guestCmdline,
+func (g guestFiles) OpenDisk(context.Context, string, string) (*disk.Files, error) {
+	f := &disk.Files{
+		MachineImage: disk.MachineImage{Layout: disk.LayoutKernel}, Cmdline: guestCmdline,
 		KernelPath: filepath.Join(g.dir, "vmlinux"), InitrdPath: filepath.Join(g.dir, "initrd"),
 	}
 	var kernelErr, initrdErr error

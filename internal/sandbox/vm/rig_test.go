@@ -22,7 +22,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/config"
-	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
@@ -44,19 +44,19 @@ type imageStore struct {
 
 const diskSize = 1 << 20
 
-func (s *imageStore) Machine(_ context.Context, id string) (*image.MachineImage, error) {
+func (s *imageStore) Machine(_ context.Context, id string) (*disk.MachineImage, error) {
 	switch {
 	case strings.HasPrefix(id, "disk"):
-		return &image.MachineImage{Layout: image.LayoutContainerDisk, Format: "raw", VirtualSize: diskSize}, nil
+		return &disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: "raw", VirtualSize: diskSize}, nil
 	case strings.HasPrefix(id, "cd"):
-		return &image.MachineImage{Layout: image.LayoutDiskArtifact, Format: "raw", VirtualSize: diskSize, ISO9660: true}, nil
+		return &disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: "raw", VirtualSize: diskSize, ISO9660: true}, nil
 	case strings.HasPrefix(id, "kernel"):
-		return &image.MachineImage{Layout: image.LayoutKernel}, nil
+		return &disk.MachineImage{Layout: disk.LayoutKernel}, nil
 	}
 	return nil, fmt.Errorf("image %s has neither a disk nor a kernel: %w", id, errdefs.ErrInvalidArgument)
 }
 
-func (s *imageStore) OpenDisk(ctx context.Context, key, id string) (*image.DiskFiles, error) {
+func (s *imageStore) OpenDisk(ctx context.Context, key, id string) (*disk.Files, error) {
 	made, err := s.Machine(ctx, id)
 	if err != nil {
 		return nil, err
@@ -76,10 +76,10 @@ func (s *imageStore) OpenDisk(ctx context.Context, key, id string) (*image.DiskF
 		return nil, err
 	}
 	f, err := os.Open(path)
-	if made.Layout == image.LayoutKernel {
-		return &image.DiskFiles{MachineImage: *made, Kernel: f, KernelPath: path, Cmdline: "console=ttyS0 quiet"}, err
+	if made.Layout == disk.LayoutKernel {
+		return &disk.Files{MachineImage: *made, Kernel: f, KernelPath: path, Cmdline: "console=ttyS0 quiet"}, err
 	}
-	return &image.DiskFiles{MachineImage: *made, Disk: f, DiskPath: path}, err
+	return &disk.Files{MachineImage: *made, Disk: f, DiskPath: path}, err
 }
 
 // bootSector returns an image's boot sector. If the name contains uefi, the boot sector is for UEFI, without code. If

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
@@ -178,12 +178,12 @@ func physicalBlock(logical, physical int) int {
 // the content of that raw image.
 func (v *volumes) scratch(wanted []annotations.ScratchDisk, base string, file func(id string) string) {
 	for i, w := range wanted {
-		disk := machine.Disk{ID: fmt.Sprintf("scratch%d", i), Format: "qcow2"}
-		disk.Path = file(disk.ID)
+		empty := machine.Disk{ID: fmt.Sprintf("scratch%d", i), Format: "qcow2"}
+		empty.Path = file(empty.ID)
 		if base != "" {
-			disk.Base = &machine.Base{File: machine.File{Path: base}, Format: image.FormatRaw}
+			empty.Base = &machine.Base{File: machine.File{Path: base}, Format: disk.FormatRaw}
 		}
-		v.disks = append(v.disks, disk)
-		v.devices = append(v.devices, cloudinit.Device{Serial: disk.ID, Path: w.Path})
+		v.disks = append(v.disks, empty)
+		v.devices = append(v.devices, cloudinit.Device{Serial: empty.ID, Path: w.Path})
 	}
 }

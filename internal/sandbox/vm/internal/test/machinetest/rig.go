@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tripod-run/tripod/internal/image/qcow2"
+	"github.com/tripod-run/tripod/internal/image/disk/qcow2"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 

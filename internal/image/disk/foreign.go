@@ -1,4 +1,4 @@
-package image
+package disk
 
 import (
 	"bytes"
@@ -7,8 +7,8 @@ import (
 	"path"
 	"strings"
 
+	"github.com/tripod-run/tripod/internal/image/disk/qcow2"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
-	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
 // foreignFormat is a disk format that machines cannot use.

@@ -1,4 +1,4 @@
-package image
+package disk
 
 import (
 	"bytes"
@@ -16,8 +16,8 @@ const holeSize = 64 << 10
 
 var zeros [holeSize]byte
 
-// holeFinder passes data on and records runs of zeros, which make up most of a raw disk.
-type holeFinder struct {
+// HoleFinder passes data on and records runs of zeros, which make up most of a raw disk.
+type HoleFinder struct {
 	w     io.Writer
 	at    int64
 	block []byte // the bytes of an incomplete block
@@ -27,7 +27,10 @@ type holeFinder struct {
 // hole is a range of a file in bytes.
 type hole struct{ from, to int64 }
 
-func (h *holeFinder) Write(p []byte) (int, error) {
+// NewHoleFinder returns a writer that writes to w.
+func NewHoleFinder(w io.Writer) *HoleFinder { return &HoleFinder{w: w} }
+
+func (h *HoleFinder) Write(p []byte) (int, error) {
 	n, err := h.w.Write(p)
 	for rest := p[:n]; len(rest) > 0; {
 		take := min(len(rest), holeSize-len(h.block))
@@ -42,7 +45,7 @@ func (h *holeFinder) Write(p []byte) (int, error) {
 }
 
 // addBlock advances by one block. If the block is empty, that is, all zeros, it becomes part of a hole.
-func (h *holeFinder) addBlock(empty bool) {
+func (h *HoleFinder) addBlock(empty bool) {
 	from := h.at
 	h.at += holeSize
 	if last := len(h.holes) - 1; empty && last >= 0 && h.holes[last].to == from {
@@ -52,9 +55,9 @@ func (h *holeFinder) addBlock(empty bool) {
 	}
 }
 
-// punch frees the disk space that zeros occupy. It can be interrupted at any time, because it does not change the
+// Punch frees the disk space that zeros occupy. It can be interrupted at any time, because it does not change the
 // content.
-func (h *holeFinder) punch(ctx context.Context, path string) error {
+func (h *HoleFinder) Punch(ctx context.Context, path string) error {
 	if len(h.holes) == 0 {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package image
+package disk
 
 import (
 	"errors"
@@ -29,22 +29,23 @@ const (
 // maxCmdline is the longest command line of x86 kernels (COMMAND_LINE_SIZE), in bytes.
 const maxCmdline = 2048
 
-// openMachine opens the boot files of an unpacked image: a kernel, a disk, or both.
-func (s *Store) openMachine(mounts []mount.Mount) (files *DiskFiles, err error) {
+// Open opens the boot files of an unpacked image: a kernel, a disk, or both. The mounts are those of a view of it
+// in the image store below dir.
+func Open(dir string, mounts []mount.Mount) (files *Files, err error) {
 	layers, err := layer.ViewDirs(mounts)
 	if err != nil {
 		return nil, err
 	}
-	err = layer.WithRoot(s.cfg.Root, mounts, func(root *layer.Root) error {
-		files, err = machineOf(root, layers)
+	err = layer.WithRoot(dir, mounts, func(root *layer.Root) error {
+		files, err = open(root, layers)
 		return err
 	})
 	return files, err
 }
 
-// machineOf opens the boot files below the root of an image with these layers.
-func machineOf(r *layer.Root, layers []string) (_ *DiskFiles, err error) {
-	f := &DiskFiles{}
+// open opens the boot files below the root of an image with these layers.
+func open(r *layer.Root, layers []string) (_ *Files, err error) {
+	f := &Files{}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -85,7 +86,7 @@ func machineOf(r *layer.Root, layers []string) (_ *DiskFiles, err error) {
 }
 
 // findDisk opens the only file below /disk/, if that directory exists.
-func findDisk(r *layer.Root, f *DiskFiles, layers []string) error {
+func findDisk(r *layer.Root, f *Files, layers []string) error {
 	dir, err := r.Open(diskDir, unix.O_DIRECTORY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
