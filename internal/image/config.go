@@ -60,6 +60,21 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// Peers configures from which other nodes a pull may take images (see ServeMirror).
+type Peers struct {
+	// Hosts are the URLs of mirrors, http://HOST:PORT or https://HOST:PORT. A name stands for all of its addresses.
+	Hosts []string
+	// First asks peers before the registry for everything that is named by a digest. Otherwise peers are asked only if
+	// the registry is unavailable.
+	First bool
+	// Tags lets peers say what a tag refers to while the registry is unavailable. Their answer can be old.
+	Tags bool
+	// CA is a file with the authorities of the peers' certificates; empty means those of the system.
+	CA string
+	// Certificate and Key are files in PEM that are shown to peers; empty means none.
+	Certificate, Key string
+}
+
 // Limits bounds what the store accepts from a registry. A zero field means its default.
 type Limits struct {
 	// DocumentBytes bounds an index, a manifest, a config or the descriptors of a component; the default is 8 MiB.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
 	"github.com/tripod-run/tripod/internal/image/disk"
 )
 

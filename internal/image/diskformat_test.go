@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"github.com/tripod-run/tripod/internal/image/disk"
 )
 

@@ -76,6 +76,7 @@
 //	internal/failure   has the errors that the rooms share, and their classes
 //	internal/layer     applies layers, and opens files of unpacked images
 //	internal/readers   has the readers that blobs pass through
+//	internal/share     exchanges images with other nodes
 //	policy             decides by signatures which images may run
 //	registry           reaches registries: hosts.toml, logins, TLS
 package image

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
+
 	"github.com/tripod-run/tripod/internal/image/disk"
 )
 

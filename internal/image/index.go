@@ -204,3 +204,17 @@ func (s *Store) List(context.Context) ([]Image, error) {
 	}
 	return s.index.list(), nil
 }
+
+// in returns the names in a repository and their images.
+func (x *index) in(repository string) map[string]*details {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	found := map[string]*details{}
+	for name, id := range x.names {
+		rest, ok := strings.CutPrefix(name, repository)
+		if ok && rest != "" && (rest[0] == ':' || rest[0] == '@') {
+			found[name] = x.byID[id].details
+		}
+	}
+	return found
+}

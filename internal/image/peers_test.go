@@ -40,7 +40,7 @@ func mirrorOf(t testing.TB, s *Store, change ...func(*MirrorConfig)) string {
 	m, err := s.ServeMirror(t.Context(), cfg)
 	check(t, err)
 	t.Cleanup(func() { check(t, m.Close()) })
-	return "http://" + m.cfg.Address
+	return "http://" + m.Address()
 }
 
 // away makes a registry unavailable.
@@ -334,24 +334,6 @@ func TestPeersConfiguration(t *testing.T) {
 	}
 }
 
-// A peer that does not answer delays a pull from the others only for peerGrace.
-func TestPeerThatDoesNotAnswer(t *testing.T) {
-	dead := make(chan struct{})
-	defer close(dead)
-	got := gather([]string{"dead", "none", "alive", "alive"}, func(peer string) []string {
-		switch peer {
-		case "dead":
-			<-dead
-		case "none":
-			return nil
-		}
-		return []string{peer}
-	})
-	if strings.Join(got, " ") != "alive alive" {
-		t.Errorf("got peers %q, want those that are alive", got)
-	}
-}
-
 // A node goes on serving a public image that it pulls again, from a peer, while the registry is away.
 func TestPublicImageStaysPublic(t *testing.T) {
 	reg, first := newRegistry(t), open(t, Config{})
@@ -366,30 +348,6 @@ func TestPublicImageStaysPublic(t *testing.T) {
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("got status %d, want that the image is served", resp.StatusCode)
-	}
-}
-
-// deadlines is a response that records its write deadline.
-type deadlines struct {
-	*httptest.ResponseRecorder
-	writes int // deadlines set for writes
-	last   time.Time
-}
-
-func (d *deadlines) SetWriteDeadline(at time.Time) error {
-	d.writes, d.last = d.writes+1, at
-	return nil
-}
-
-// The deadline of one transfer must not end the next transfer on the same connection.
-func TestMirrorResetsDeadline(t *testing.T) {
-	reg, s := newRegistry(t), open(t, Config{})
-	img := pull(t, s, reg.push(t, "app:1", oneFileImage(t, "text")))
-	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
-	m := &Mirror{store: s, transfers: make(chan struct{}, 1)}
-	m.ServeHTTP(w, httptest.NewRequest(http.MethodGet, fmt.Sprintf("/v2/app/blobs/%s?ns=%s", img.ID, reg.host), nil))
-	if w.Code != http.StatusOK || w.Body.Len() == 0 || w.writes < 2 || !w.last.IsZero() {
-		t.Errorf("got status %d, %d bytes, %d deadlines, the last %v; want that the last is none", w.Code, w.Body.Len(), w.writes, w.last)
 	}
 }
 

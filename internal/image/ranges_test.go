@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
 	"github.com/tripod-run/tripod/internal/image/disk"
 )
 

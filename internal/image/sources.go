@@ -8,6 +8,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/transfer"
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
@@ -49,11 +51,11 @@ func (p *puller) resolve(ctx context.Context, auth *registry.Auth) (ocispec.Desc
 		return ocispec.Descriptor{}, err
 	}
 	p.hosts = used
-	peers := sync.OnceValue(func() remotes.Resolver { return p.peers.resolver(ctx) })
+	peers := sync.OnceValue(func() remotes.Resolver { return p.peers.Resolver(ctx) })
 	p.peer = sync.OnceValue(func() remotes.Fetcher { return p.fetcherOf(ctx, peers()) })
 	digested := digestIn(p.named) != ""
 	signed := p.requires != nil && p.requires.NeedsSigstore()
-	if p.peers.First && digested && !signed {
+	if p.cfg.Peers.First && digested && !signed {
 		if target, err := p.resolveAt(ctx, peers()); err == nil {
 			p.fromPeer, p.origin = true, p.fetcherOf(ctx, at)
 			return target, nil
@@ -64,7 +66,7 @@ func (p *puller) resolve(ctx context.Context, auth *registry.Auth) (ocispec.Desc
 		parallel.SetOptions(transfer.WithMaxConcurrentDownloads(p.cfg.RangesPerBlob), transfer.WithConcurrentLayerFetchBuffer(rangeSize))
 		p.ranges = p.fetcherOf(ctx, at)
 	}
-	if !unavailable(err) || signed || !digested && !p.peers.Tags {
+	if !unavailable(err) || signed || !digested && !p.cfg.Peers.Tags {
 		return target, err
 	}
 	if target, peerErr := p.resolveAt(ctx, peers()); peerErr == nil {
@@ -118,7 +120,7 @@ func (p *puller) fetcherOf(ctx context.Context, at remotes.Resolver) remotes.Fet
 // fetchers returns the sources of a blob in order; nil ones do not answer.
 func (p *puller) fetchers(size int64) []remotes.Fetcher {
 	var all []remotes.Fetcher
-	if p.peers.First && !p.fromPeer {
+	if p.cfg.Peers.First && !p.fromPeer {
 		all = append(all, p.peer())
 	}
 	if size > 2*rangeSize {
@@ -129,7 +131,7 @@ func (p *puller) fetchers(size int64) []remotes.Fetcher {
 
 // lastResort returns the peers if the registry became unavailable during the pull; otherwise nil.
 func (p *puller) lastResort(err error) remotes.Fetcher {
-	if p.fromPeer || p.peers.First || !unavailable(err) {
+	if p.fromPeer || p.cfg.Peers.First || !unavailable(err) {
 		return nil
 	}
 	return p.peer()
@@ -163,4 +165,12 @@ func (p *puller) relabel(ctx context.Context, names []string, target ocispec.Des
 		}
 	}
 	return nil
+}
+
+// digestIn returns the digest in a reference, or "".
+func digestIn(named reference.Named) digest.Digest {
+	if digested, ok := named.(reference.Digested); ok {
+		return digested.Digest()
+	}
+	return ""
 }

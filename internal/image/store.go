@@ -30,8 +30,10 @@ import (
 	"github.com/tripod-run/tripod/internal/boltfile"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/image/internal/share"
 	"github.com/tripod-run/tripod/internal/image/policy"
 	"github.com/tripod-run/tripod/internal/synced"
+	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
 // Names in the metadata.
@@ -82,7 +84,7 @@ type Store struct {
 
 	// machines caches Machine's results by image ID; images are immutable.
 	machines  sync.Map
-	peers     *peers
+	peers     *share.Peers
 	translate Translation // with the prefix in the form of full references
 	boot      string      // boot ID of the kernel
 	verified  verified
@@ -124,7 +126,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if s.platform, s.pinned, err = cfg.check(); err != nil {
 		return nil, err
 	}
-	if s.peers, err = newPeers(cfg.Peers); err != nil {
+	if s.peers, err = share.NewPeers(cfg.Peers.Hosts, cfg.Peers.CA, tlsfile.Pair{Certificate: cfg.Peers.Certificate, Key: cfg.Peers.Key}); err != nil {
 		return nil, err
 	}
 	s.translate.Dir = cfg.Translation.Dir

@@ -1,4 +1,4 @@
-package image
+package share
 
 import (
 	"context"
@@ -17,21 +17,6 @@ import (
 	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
-// Peers configures from which other nodes a pull may take images (see Mirror).
-type Peers struct {
-	// Hosts are the URLs of mirrors, http://HOST:PORT or https://HOST:PORT. A name stands for all of its addresses.
-	Hosts []string
-	// First asks peers before the registry for everything that is named by a digest. Otherwise peers are asked only if
-	// the registry is unavailable.
-	First bool
-	// Tags lets peers say what a tag refers to while the registry is unavailable. Their answer can be old.
-	Tags bool
-	// CA is a file with the authorities of the peers' certificates; empty means those of the system.
-	CA string
-	// Certificate and Key are files in PEM that are shown to peers; empty means none.
-	Certificate, Key string
-}
-
 const (
 	// peerTimeout limits a connection to a peer, and the look-up of its name. A peer that is slower is not used.
 	peerTimeout = 2 * time.Second
@@ -43,9 +28,8 @@ const (
 	maxPeers = 16
 )
 
-// peers are the nodes from which a pull may take images.
-type peers struct {
-	Peers
+// PeerConfig are the nodes from which a pull may take images.
+type Peers struct {
 	hosts []peerHost
 }
 
@@ -54,13 +38,15 @@ type peerHost struct {
 	client *http.Client
 }
 
-func newPeers(cfg Peers) (*peers, error) {
-	config, err := tlsfile.Pair{Certificate: cfg.Certificate, Key: cfg.Key}.Client(cfg.CA)
+// NewPeers checks the URLs of mirrors, http://HOST:PORT or https://HOST:PORT. A name stands for all of its addresses. ca is a
+// file with the authorities of the mirrors' certificates, "" for those of the system, and own is shown to mirrors that ask.
+func NewPeers(hosts []string, ca string, own tlsfile.Pair) (*Peers, error) {
+	config, err := own.Client(ca)
 	if err != nil {
 		return nil, fmt.Errorf("image peers: %w", err)
 	}
-	p := &peers{Peers: cfg}
-	for _, address := range cfg.Hosts {
+	p := &Peers{}
+	for _, address := range hosts {
 		u, err := url.Parse(address)
 		if err != nil || u.Port() == "" || u.Scheme != "http" && u.Scheme != "https" {
 			return nil, fmt.Errorf("image peers: %q is not http://HOST:PORT or https://HOST:PORT: %w", address, errdefs.ErrInvalidArgument)
@@ -78,8 +64,8 @@ func newPeers(cfg Peers) (*peers, error) {
 	return p, nil
 }
 
-// resolver returns a resolver for the peers that answer now, or nil if none does.
-func (p *peers) resolver(ctx context.Context) remotes.Resolver {
+// Resolver returns a resolver for the peers that answer now, or nil if none does.
+func (p *Peers) Resolver(ctx context.Context) remotes.Resolver {
 	ctx, cancel := context.WithTimeout(ctx, peerTimeout)
 	defer cancel()
 	candidates := gather(p.hosts, func(h peerHost) []docker.RegistryHost { return h.addresses(ctx) })

@@ -1,4 +1,4 @@
-package image
+package share
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/time/rate"
 
@@ -24,9 +23,6 @@ import (
 	"github.com/tripod-run/tripod/internal/tlsfile"
 )
 
-// labelPublic is a label on the record of a name. It says that the name's last pull needed no login.
-const labelPublic = "tripod.run/public"
-
 const (
 	// mirrorChunk is the number of bytes that a transfer to a peer sends at a time.
 	mirrorChunk = 64 << 10
@@ -34,8 +30,8 @@ const (
 	mirrorStall = 30 * time.Second
 )
 
-// MirrorConfig configures the mirror, which serves the store's images to peers.
-type MirrorConfig struct {
+// Config configures the mirror, which serves the store's images to peers.
+type Config struct {
 	// Address is HOST:PORT.
 	Address string
 	// Certificate and Key are files in PEM for HTTPS. They are read at each handshake. Without them the mirror serves
@@ -55,6 +51,14 @@ type MirrorConfig struct {
 	Limiter *connlimit.Limiter
 }
 
+// Images are the images of a node, as its store has them.
+type Images interface {
+	// Served returns the images that peers may read in a repository; private includes those that were pulled with a login.
+	Served(ctx context.Context, repository reference.Named, private bool) []ServedImage
+	// Blob returns the path of stored content, or an error if the content is not stored or damaged.
+	Blob(ctx context.Context, desc ocispec.Descriptor) (path string, err error)
+}
+
 // Mirror serves the read part of the OCI distribution API from a store, for the peers of this node.
 //
 //	GET /v2/NAME/manifests/TAG-or-DIGEST?ns=REGISTRY     GET /v2/NAME/blobs/DIGEST?ns=REGISTRY
@@ -62,16 +66,17 @@ type MirrorConfig struct {
 // A request must name the registry, as containerd's mirrors expect it. Content is served only under the names of images
 // that the configuration allows: a digest alone opens nothing.
 type Mirror struct {
-	store     *Store
-	cfg       MirrorConfig
+	store     Images
+	logger    *slog.Logger
+	cfg       Config
 	transfers chan struct{}
 	rate      *rate.Limiter
 	server    *http.Server
 }
 
-// ServeMirror starts a mirror. Close ends it.
-func (s *Store) ServeMirror(ctx context.Context, cfg MirrorConfig) (*Mirror, error) {
-	m := &Mirror{store: s, cfg: cfg, transfers: make(chan struct{}, cfg.Transfers)}
+// Serve starts a mirror of a store. Close ends it.
+func Serve(ctx context.Context, s Images, cfg Config, logger *slog.Logger) (*Mirror, error) {
+	m := &Mirror{store: s, logger: logger, cfg: cfg, transfers: make(chan struct{}, cfg.Transfers)}
 	if cfg.BytesPerSecond > 0 {
 		m.rate = rate.NewLimiter(rate.Limit(cfg.BytesPerSecond), max(cfg.BytesPerSecond, mirrorChunk))
 	}
@@ -81,7 +86,7 @@ func (s *Store) ServeMirror(ctx context.Context, cfg MirrorConfig) (*Mirror, err
 	}
 	m.cfg.Address = l.Addr().String()
 	m.server = cfg.Limiter.HTTPServer(m)
-	m.server.ErrorLog = slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug)
+	m.server.ErrorLog = slog.NewLogLogger(logger.Handler(), slog.LevelDebug)
 	serve := m.server.Serve
 	if cfg.Certificate != "" {
 		if m.server.TLSConfig, err = (tlsfile.Pair{Certificate: cfg.Certificate, Key: cfg.Key}).Server(cfg.ClientCA); err != nil {
@@ -91,12 +96,15 @@ func (s *Store) ServeMirror(ctx context.Context, cfg MirrorConfig) (*Mirror, err
 	}
 	go func() {
 		if err := serve(cfg.Limiter.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
-			s.cfg.Logger.Error("the image mirror failed", "err", err)
+			logger.Error("the image mirror failed", "err", err)
 		}
 	}()
-	s.cfg.Logger.Info("serving images to peers", "address", m.cfg.Address)
+	logger.Info("serving images to peers", "address", m.Address())
 	return m, nil
 }
+
+// Address returns the HOST:PORT at which the mirror listens.
+func (m *Mirror) Address() string { return m.cfg.Address }
 
 // Close ends all transfers.
 func (m *Mirror) Close() error { return m.server.Close() }
@@ -111,7 +119,7 @@ func (m *Mirror) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if ok && rest == "" {
 		return
 	}
-	desc, err := m.find(m.store.withNamespace(r.Context()), r.URL.Query().Get("ns"), rest)
+	desc, err := m.find(r.Context(), r.URL.Query().Get("ns"), rest)
 	if err == nil {
 		err = m.send(w, r, desc)
 	}
@@ -121,7 +129,7 @@ func (m *Mirror) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusServiceUnavailable)
 	default:
-		m.store.cfg.Logger.DebugContext(r.Context(), "a peer asked for content that is not served", "path", r.URL.Path, "err", err)
+		m.logger.DebugContext(r.Context(), "a peer asked for content that is not served", "path", r.URL.Path, "err", err)
 		w.WriteHeader(http.StatusNotFound)
 	}
 }
@@ -141,7 +149,7 @@ func (m *Mirror) find(ctx context.Context, registry, path string) (ocispec.Descr
 			return ocispec.Descriptor{}, fmt.Errorf("%s is not configured to be served: %w", repository, errdefs.ErrNotFound)
 		}
 		what := path[at+len(kind):]
-		for _, c := range m.served(ctx, repository) {
+		for _, c := range m.store.Served(ctx, repository, m.cfg.Private) {
 			if desc, ok := c.find(kind == "/blobs/", what); ok {
 				return desc, nil
 			}
@@ -158,20 +166,23 @@ func (m *Mirror) allows(repository string) bool {
 	})
 }
 
-// servedImage is an image under one of its names.
-type servedImage struct {
-	tag     string // "" for a digest
-	target  ocispec.Descriptor
-	details *details
+// ServedImage is an image under one of its names.
+type ServedImage struct {
+	// Tag is "" if the name has a digest.
+	Tag string
+	// Target is what the name refers to: the manifest, or an index that leads to it.
+	Target, Manifest ocispec.Descriptor
+	// Blobs are the config and the layers.
+	Blobs []ocispec.Descriptor
 }
 
 // find returns the content of the image that a tag or a digest names.
-func (i servedImage) find(blob bool, what string) (ocispec.Descriptor, bool) {
-	candidates := []ocispec.Descriptor{i.target, i.details.manifest}
+func (i ServedImage) find(blob bool, what string) (ocispec.Descriptor, bool) {
+	candidates := []ocispec.Descriptor{i.Target, i.Manifest}
 	if blob {
-		candidates = append(slices.Clone(i.details.layers), i.details.config)
-	} else if what == i.tag {
-		return i.target, true
+		candidates = i.Blobs
+	} else if what == i.Tag {
+		return i.Target, true
 	}
 	for _, desc := range candidates {
 		if desc.Digest.String() == what {
@@ -181,41 +192,11 @@ func (i servedImage) find(blob bool, what string) (ocispec.Descriptor, bool) {
 	return ocispec.Descriptor{}, false
 }
 
-// served returns the images that peers may read in a repository.
-func (m *Mirror) served(ctx context.Context, repository reference.Named) []servedImage {
-	var all []servedImage
-	for name, d := range m.store.index.in(repository.Name()) {
-		record, err := m.store.records.Get(ctx, name)
-		if err != nil || record.Labels[labelPublic] == "" && !m.cfg.Private {
-			continue
-		}
-		tag, _ := strings.CutPrefix(strings.TrimPrefix(name, repository.Name()), ":")
-		all = append(all, servedImage{tag, record.Target, d})
-	}
-	return all
-}
-
-// in returns the names in a repository and their images.
-func (x *index) in(repository string) map[string]*details {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	found := map[string]*details{}
-	for name, id := range x.names {
-		rest, ok := strings.CutPrefix(name, repository)
-		if ok && rest != "" && (rest[0] == ':' || rest[0] == '@') {
-			found[name] = x.byID[id].details
-		}
-	}
-	return found
-}
-
 // send sends content with its digest as the validator, so that ranges work. The receiver checks the digest.
 func (m *Mirror) send(w http.ResponseWriter, r *http.Request, desc ocispec.Descriptor) error {
-	if err := m.store.ready(); err != nil {
+	path, err := m.store.Blob(r.Context(), desc)
+	if err != nil {
 		return err
-	}
-	if state, err := m.store.checkBlob(m.store.withNamespace(r.Context()), desc); err != nil || state != blobWhole {
-		return fmt.Errorf("content %s is not stored: %w", desc.Digest, errdefs.ErrNotFound)
 	}
 	select {
 	case m.transfers <- struct{}{}:
@@ -223,7 +204,7 @@ func (m *Mirror) send(w http.ResponseWriter, r *http.Request, desc ocispec.Descr
 	default:
 		return fmt.Errorf("%d transfers are under way: %w", cap(m.transfers), errdefs.ErrResourceExhausted)
 	}
-	file, err := os.Open(m.store.blobPath(desc.Digest))
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
@@ -267,12 +248,4 @@ func (w *pacedWriter) Write(p []byte) (written int, err error) {
 		p = p[n:]
 	}
 	return written, nil
-}
-
-// digestIn returns the digest in a reference, or "".
-func digestIn(named reference.Named) digest.Digest {
-	if digested, ok := named.(reference.Digested); ok {
-		return digested.Digest()
-	}
-	return ""
 }
