@@ -7,9 +7,9 @@
 //	                      │                    rebuilt at Open                     per container ID
 //	   puller: resolve → manifest → blobs            │                                    │
 //	      │         │          │  unpack             │                                    │
-//	registry, peers  manifest  layer applier         │                                    │
+//	registry, share  manifest  layer.Applier         │                                    │
 //	  (hosts,     (limits,  (limits, digests)        │                                    │
-//	   logins)     kind)       │                     │                                    │
+//	logins; peers) kind)       │                     │                                    │
 //	      ▼                    ▼                     ▼                                    ▼
 //	┌────────────── metadata.db: image records, leases, references ───────────────┐ ┌──────────────────┐
 //	│  containerd core/metadata (bbolt); collect marks and sweeps what nothing    │ │ containers/  one │

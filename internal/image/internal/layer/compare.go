@@ -13,8 +13,9 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
-	"github.com/tripod-run/tripod/internal/image/internal/readers"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/image/internal/readers"
 )
 
 // Compare compares the files of an unpacked layer to its blob and describes the first difference; "" if there is none.
