@@ -183,12 +183,9 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 		return err
 	}
 	c = new(*c) // the record is immutable
-	if err := p.adjustContainer(ctx, c); err != nil {
-		return err
-	}
 	var resolved sandbox.Resolved
 	err := p.step(ctx, "backend.create-container", func(ctx context.Context) (err error) {
-		resolved, err = p.backendOf(c).CreateContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
+		resolved, err = p.createInBackend(ctx, c)
 		return err
 	})
 	if err != nil {

@@ -31,10 +31,10 @@ type Hooks interface {
 	// RemovePod is called before the sandbox is removed, also by a rollback.
 	RemovePod(ctx context.Context, p *Pod)
 
-	// CreateContainer is called before the container is made. It sets c.Config and c.Adjustment. If specified is true,
-	// the backend honours adjustments of the OCI specification; otherwise, the adjustments must be such that the CRI can
-	// express them.
-	CreateContainer(ctx context.Context, p *Pod, c *Container, specified bool) error
+	// CreateContainer is called before the container is made. It sets c.Config and c.Adjustment. The parameter spec is the
+	// container's OCI specification, whose adjustments the backend honours. It is nil if the backend has none; then the
+	// adjustments must be such that the CRI can express them.
+	CreateContainer(ctx context.Context, p *Pod, c *Container, spec *specs.Spec) error
 	CreatedContainer(ctx context.Context, p *Pod, c *Container)
 	StartContainer(ctx context.Context, p *Pod, c *Container) error
 	StartedContainer(ctx context.Context, p *Pod, c *Container)
@@ -55,16 +55,16 @@ func (noHooks) RunPod(context.Context, *Pod) error { return nil }
 func (noHooks) UpdatePod(context.Context, *Pod, *runtimeapi.LinuxContainerResources, *runtimeapi.LinuxContainerResources) error {
 	return nil
 }
-func (noHooks) UpdatedPod(context.Context, *Pod)                              {}
-func (noHooks) StopPod(context.Context, *Pod)                                 {}
-func (noHooks) RemovePod(context.Context, *Pod)                               {}
-func (noHooks) CreateContainer(context.Context, *Pod, *Container, bool) error { return nil }
-func (noHooks) CreatedContainer(context.Context, *Pod, *Container)            {}
-func (noHooks) StartContainer(context.Context, *Pod, *Container) error        { return nil }
-func (noHooks) StartedContainer(context.Context, *Pod, *Container)            {}
-func (noHooks) UpdatedContainer(context.Context, *Pod, *Container)            {}
-func (noHooks) StopContainer(context.Context, *Pod, *Container)               {}
-func (noHooks) RemoveContainer(context.Context, *Pod, *Container)             {}
+func (noHooks) UpdatedPod(context.Context, *Pod)                                     {}
+func (noHooks) StopPod(context.Context, *Pod)                                        {}
+func (noHooks) RemovePod(context.Context, *Pod)                                      {}
+func (noHooks) CreateContainer(context.Context, *Pod, *Container, *specs.Spec) error { return nil }
+func (noHooks) CreatedContainer(context.Context, *Pod, *Container)                   {}
+func (noHooks) StartContainer(context.Context, *Pod, *Container) error               { return nil }
+func (noHooks) StartedContainer(context.Context, *Pod, *Container)                   {}
+func (noHooks) UpdatedContainer(context.Context, *Pod, *Container)                   {}
+func (noHooks) StopContainer(context.Context, *Pod, *Container)                      {}
+func (noHooks) RemoveContainer(context.Context, *Pod, *Container)                    {}
 func (noHooks) UpdateContainer(_ context.Context, _ *Pod, _ *Container, change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
 	return change, nil
 }
@@ -79,15 +79,6 @@ func (n *Node) Records() []*Pod {
 	return pods
 }
 
-// Specify makes what the OCI specification of a container depends on, for the hook CreateContainer, and returns it, or nil
-// if the backend has none.
-func (n *Node) Specify(ctx context.Context, p *Pod, c *Container) (*specs.Spec, error) {
-	if s, ok := n.Backends[p.handlerOf(c)].(sandbox.Specifier); ok {
-		return s.Specify(ctx, p.sandboxPod(), c.sandboxContainer())
-	}
-	return nil, nil
-}
-
 // Spec returns a created container's OCI specification, or nil if its backend has none.
 func (n *Node) Spec(p *Pod, c *Container) (*specs.Spec, error) {
 	if s, ok := n.Backends[p.handlerOf(c)].(sandbox.Specifier); ok {
@@ -96,20 +87,38 @@ func (n *Node) Spec(p *Pod, c *Container) (*specs.Spec, error) {
 	return nil, nil
 }
 
-// adjustContainer lets the plugins adjust a container that is to be made. If they do, the container's request is kept,
-// so that a repeated CreateContainer finds the container.
-func (p *livePod) adjustContainer(ctx context.Context, c *Container) error {
-	requested := c.Config
-	_, specified := p.backendOf(c).(sandbox.Specifier)
-	rec := p.rec.Load()
-	if err := p.node.Hooks.CreateContainer(ctx, rec, c, specified); err != nil {
-		return err
+// createInBackend makes a container that the plugins may adjust before.
+func (p *livePod) createInBackend(ctx context.Context, c *Container) (sandbox.Resolved, error) {
+	pod, asked := p.rec.Load().sandboxPod(), c.sandboxContainer()
+	adjust := func(ctx context.Context, spec *specs.Spec) (*sandbox.Container, error) {
+		changed, err := p.adjustContainer(ctx, c, spec)
+		if err != nil || !changed {
+			return asked, err
+		}
+		return c.sandboxContainer(), nil
+	}
+	if s, ok := p.backendOf(c).(sandbox.Specifier); ok {
+		return s.CreateSpecified(ctx, pod, asked, adjust)
+	}
+	made, err := adjust(ctx, nil)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	return p.backendOf(c).CreateContainer(ctx, pod, made)
+}
+
+// adjustContainer lets the plugins adjust a container that is to be made, and reports whether they did. If so, the container's
+// request is kept, so that a repeated CreateContainer finds the container.
+func (p *livePod) adjustContainer(ctx context.Context, c *Container, spec *specs.Spec) (bool, error) {
+	requested, rec := c.Config, p.rec.Load()
+	if err := p.node.Hooks.CreateContainer(ctx, rec, c, spec); err != nil {
+		return false, err
 	}
 	if c.Config == requested {
-		return nil
+		return false, nil
 	}
 	c.Request = requested
-	return p.backendOf(c).Validate(rec.sandboxPod(), c.sandboxContainer())
+	return true, p.backendOf(c).Validate(rec.sandboxPod(), c.sandboxContainer())
 }
 
 // tell calls a hook that only reports, with the current records of the pod and the container.

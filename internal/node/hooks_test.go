@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	nri "github.com/containerd/nri/pkg/api"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -54,7 +55,7 @@ func (h *hooks) UpdatePod(_ context.Context, _ *node.Pod, _, _ *runtimeapi.Linux
 	return h.call("UpdatePod")
 }
 
-func (h *hooks) CreateContainer(_ context.Context, _ *node.Pod, c *node.Container, _ bool) error {
+func (h *hooks) CreateContainer(_ context.Context, _ *node.Pod, c *node.Container, _ *specs.Spec) error {
 	c.Config = proto.CloneOf(c.Config)
 	c.Config.Envs = append(c.Config.Envs, &runtimeapi.KeyValue{Key: "BY", Value: []byte("plugin")})
 	c.Adjustment = &nri.ContainerAdjustment{Annotations: map[string]string{"by": "plugin"}}

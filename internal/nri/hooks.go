@@ -103,18 +103,11 @@ func (x *Plugins) removePod(ctx context.Context, p *node.Pod) {
 
 // CreateContainer implements node.Hooks. If a plugin refuses the container, or if an adjustment is impossible, the
 // plugins learn of the container's end.
-func (x *Plugins) CreateContainer(ctx context.Context, p *node.Pod, c *node.Container, specified bool) error {
+func (x *Plugins) CreateContainer(ctx context.Context, p *node.Pod, c *node.Container, spec *specs.Spec) error {
 	if !x.started.Load() {
 		return nil
 	}
-	var spec *specs.Spec
-	var err error
-	if x.Active() { // outside the turn, because it takes long
-		if spec, err = x.node.Specify(ctx, p, c); err != nil {
-			return err
-		}
-	}
-	answer, err := x.createContainer(ctx, p, c, spec, specified)
+	answer, err := x.createContainer(ctx, p, c, spec)
 	if err != nil || answer == nil {
 		return err
 	}
@@ -123,7 +116,7 @@ func (x *Plugins) CreateContainer(ctx context.Context, p *node.Pod, c *node.Cont
 	return nil
 }
 
-func (x *Plugins) createContainer(ctx context.Context, p *node.Pod, c *node.Container, spec *specs.Spec, specified bool) (*api.CreateContainerResponse, error) {
+func (x *Plugins) createContainer(ctx context.Context, p *node.Pod, c *node.Container, spec *specs.Spec) (*api.CreateContainerResponse, error) {
 	leave, err := x.enter(ctx)
 	if err != nil {
 		return nil, err
@@ -134,18 +127,12 @@ func (x *Plugins) createContainer(ctx context.Context, p *node.Pod, c *node.Cont
 	if x.connected.Load() == 0 {
 		return nil, nil
 	}
-	if spec == nil { // the first plugin has connected in the meantime
-		if spec, err = x.node.Specify(ctx, p, c); err != nil {
-			delete(x.known, c.ID)
-			return nil, err
-		}
-	}
 	s.creating = containerMessage(c, spec)
 	answer, err := x.adaptation.CreateContainer(ctx, &api.CreateContainerRequest{Pod: podMessage(p), Container: containerMessage(c, spec)})
 	if err != nil {
 		err = refused(node.CreateContainer, err)
 	} else {
-		err = adjust(c, answer.GetAdjust(), specified)
+		err = adjust(c, answer.GetAdjust(), spec != nil)
 	}
 	if err != nil {
 		x.removeContainer(ctx, p, c)

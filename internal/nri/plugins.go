@@ -43,7 +43,6 @@ type Config struct {
 type Node interface {
 	// Records lists the pods, including those that are being made or removed.
 	Records() []*node.Pod
-	Specify(ctx context.Context, p *node.Pod, c *node.Container) (*specs.Spec, error)
 	Spec(p *node.Pod, c *node.Container) (*specs.Spec, error)
 	UpdateForPlugin(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error
 	StopContainer(ctx context.Context, id string, grace time.Duration) error

@@ -126,19 +126,20 @@ type Capabilities struct {
 // Unit reports whether the backend's pods are unit pods.
 func (c Capabilities) Unit() bool { return c.MaxContainers == 1 }
 
-// Resolved holds the facts that only the backend can derive from a container's configuration. The node records them.
+// Resolved holds the facts that only the backend can derive from a container's configuration. The node records them. A backend
+// that records them, too, so that a repeated CreateContainer returns the same answer, does so in this form.
 type Resolved struct {
 	// User is the identity of the first process (CRI ContainerStatus.user); nil if the backend has none.
-	User *runtimeapi.ContainerUser
+	User *runtimeapi.ContainerUser `json:"user,omitempty"`
 	// Mounts are the actual mounts; image volumes include their image reference (CRI ContainerStatus.mounts).
-	Mounts []*runtimeapi.Mount
+	Mounts []*runtimeapi.Mount `json:"mounts,omitempty"`
 	// StopSignal is the effective signal, from the request or from the image.
-	StopSignal runtimeapi.Signal
+	StopSignal runtimeapi.Signal `json:"stopSignal"`
+	// SwapLimited means that a memory limit without a swap limit covers memory and swap together.
+	SwapLimited bool `json:"swapLimited,omitempty"`
 	// Component is the name of the component that the container runs (domain:server@version), if the backend derived
 	// the name from the image. It is empty if the labels name the component, or if the container runs none.
-	Component string
-	// SwapLimited means that a memory limit without a swap limit covers memory and swap together.
-	SwapLimited bool
+	Component string `json:"component,omitempty"`
 }
 
 type State int
@@ -338,12 +339,14 @@ type PodUpdater interface {
 
 // Specifier is for backends whose containers have an OCI specification. They honour Container.Adjustment.
 //
-// Specify makes all that the specification of a container depends on (the root filesystem, for the names of users) and
-// returns the specification as CreateContainer would write it. CreateContainer or RemoveContainer must follow, so Specify
-// is a part of an order for the container. Spec can be called at any time; it makes nothing, and returns
-// errdefs.ErrNotFound for a container that has not been created, or has been removed.
+// CreateSpecified is CreateContainer for a container that plugins of the node may adjust. It calls adjust with the container's
+// specification before it writes it, unless the container exists already. It makes the container that adjust returns, which is c
+// if nothing is to change.
+//
+// Spec returns the specification of a created container at any time. It returns errdefs.ErrNotFound for a container that has not
+// been created, or has been removed.
 type Specifier interface {
-	Specify(ctx context.Context, p *Pod, c *Container) (*specs.Spec, error)
+	CreateSpecified(ctx context.Context, p *Pod, c *Container, adjust func(context.Context, *specs.Spec) (*Container, error)) (Resolved, error)
 	Spec(p *Pod, c *Container) (*specs.Spec, error)
 }
 

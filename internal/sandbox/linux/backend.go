@@ -119,9 +119,6 @@ type Backend struct {
 	// sessions serves the sessions in the daemon: calls of ExecSync, and what another process cannot serve.
 	sessions *Sessions
 
-	// specified holds the IDs of containers that Specify has made and CreateContainer has not.
-	specified sync.Map
-
 	mu     sync.Mutex
 	pauses map[string]*process.Process
 }

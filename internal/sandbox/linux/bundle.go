@@ -33,15 +33,6 @@ var (
 	fpMounted  = failpoint.New("linux.create-container.mounted")
 )
 
-// resolved is a sandbox.Resolved in stored form. It is stored so that a repeated CreateContainer returns the same
-// answer.
-type resolved struct {
-	User        *runtimeapi.ContainerUser `json:"user,omitempty"`
-	Mounts      []*runtimeapi.Mount       `json:"mounts,omitempty"`
-	StopSignal  runtimeapi.Signal         `json:"stopSignal"`
-	SwapLimited bool                      `json:"swapLimited,omitempty"`
-}
-
 func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
 func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
 func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
@@ -57,19 +48,35 @@ func volumeDir(bundle string, n int) string {
 // CreateContainer implements sandbox.Backend. For an existing container it returns the stored answer. It removes the
 // remains of a failed attempt.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
+	return b.CreateSpecified(ctx, p, c, func(context.Context, *specs.Spec) (*sandbox.Container, error) { return c, nil })
+}
+
+// CreateSpecified implements sandbox.Specifier.
+func (b *Backend) CreateSpecified(
+	ctx context.Context, p *sandbox.Pod, c *sandbox.Container, adjust func(context.Context, *specs.Spec) (*sandbox.Container, error),
+) (sandbox.Resolved, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
 	if h != nil {
 		s, _ := h.Snapshot()
-		r := s.Resolved
-		return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}, nil
+		return s.Resolved, nil
 	}
 	b.joins.Expect() // in time for a start that follows
 	config, answer, err := b.specify(ctx, p, c)
 	if err != nil {
 		return sandbox.Resolved{}, err
+	}
+	adjusted, err := adjust(ctx, config)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if adjusted != c {
+		c = adjusted
+		if config, answer, err = b.build(ctx, p, c); err != nil {
+			return sandbox.Resolved{}, err
+		}
 	}
 	if err := b.install(p, c, config); err != nil {
 		return sandbox.Resolved{}, err
@@ -77,8 +84,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	_, cgroup := b.cgroups.container(p, c.ID)
 	return answer, b.ledger.Create(p.ID, c.ID, state{
 		Record: ledger.Record{Phase: ledger.Created}, BootID: bootID(), OwnPID: ownPID(config), Forgettable: forgettable(config),
-		Cgroup: cgroup, TTY: c.Config.GetTty(),
-		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal, SwapLimited: answer.SwapLimited},
+		Cgroup: cgroup, TTY: c.Config.GetTty(), Resolved: answer,
 	})
 }
 
@@ -98,28 +104,11 @@ func (b *Backend) Spec(p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error
 	return config, err
 }
 
-// Specify implements sandbox.Specifier. It mounts and unpacks what CreateContainer needs too, but leaves the pod's volumes
-// alone.
-func (b *Backend) Specify(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, error) {
-	h, err := b.ledger.Find(p.ID, c.ID)
-	if err != nil {
-		return nil, err
-	}
-	if h != nil {
-		return readConfig(b.bundleOf(h))
-	}
-	config, _, err := b.specify(ctx, p, c)
-	if err == nil {
-		b.specified.Store(c.ID, true)
-	}
-	return config, err
-}
-
 // specify makes the container's layer and bundle, mounts its file systems and builds its OCI specification. It removes
-// the remains of a failed attempt, but uses what Specify has just made.
+// the remains of a failed attempt.
 func (b *Backend) specify(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, sandbox.Resolved, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
-	if _, made := b.specified.LoadAndDelete(c.ID); !made && ledger.Exists(bundle) {
+	if ledger.Exists(bundle) {
 		if err := b.RemoveContainer(ctx, p, c); err != nil {
 			return nil, sandbox.Resolved{}, fmt.Errorf("remove the remains of an earlier attempt: %w", err)
 		}

@@ -367,7 +367,6 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	if err := b.ledger.Remove(podID, id); err != nil {
 		return err
 	}
-	b.specified.Delete(id)
 	b.forbidden.forget(id)
 	b.sampler.Forget(id)
 	return errors.Join(ledger.RemoveFile(b.exitFile(id)), removeBundle(bundle))

@@ -35,7 +35,7 @@ type state struct {
 	LogPath string `json:"logPath,omitempty"`
 	TTY     bool   `json:"tty,omitempty"`
 
-	Resolved resolved `json:"resolved"`
+	Resolved sandbox.Resolved `json:"resolved"`
 }
 
 // podState is a pod's state, stored in <run dir>/pod.json. Recovery also uses it to remove pods without a record.

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -138,17 +139,18 @@ func TestImageIsCopied(t *testing.T) {
 	early := &sandbox.Container{ID: newID(), Config: &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "early"}, Image: &runtimeapi.ImageSpec{Image: busybox}, Command: []string{"true"},
 	}, ImageID: busybox}
-	if _, err := r.Specify(t.Context(), p.Pod, early); err != nil {
-		t.Fatal(err)
-	}
-	if dir := filepath.Join(r.cfg.podRunDir(p.ID), "mounts", early.ID); ledger.Exists(dir) {
-		t.Errorf("Specify mounted clones in %s", dir)
-	}
-	if _, err := r.CreateContainer(t.Context(), p.Pod, early); err != nil {
+	adjusted := *early
+	_, err := r.CreateSpecified(t.Context(), p.Pod, early, func(context.Context, *specs.Spec) (*sandbox.Container, error) {
+		if dir := filepath.Join(r.cfg.podRunDir(p.ID), "mounts", early.ID); ledger.Exists(dir) {
+			t.Errorf("clones are mounted in %s before the container is adjusted", dir)
+		}
+		return &adjusted, nil
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if facts, err := r.Inspect(t.Context(), p.Pod, early); err != nil || facts["imageOwners"] != "copied" {
-		t.Errorf("after Specify, imageOwners = %v, %v; want copied", facts["imageOwners"], err)
+		t.Errorf("after an adjustment, imageOwners = %v, %v; want copied", facts["imageOwners"], err)
 	}
 	if err := r.RemoveContainer(t.Context(), p.Pod, early); err != nil {
 		t.Fatal(err)

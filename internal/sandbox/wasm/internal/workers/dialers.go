@@ -42,8 +42,8 @@ type Dialers struct {
 
 	cfg    Config
 	keeper *Keeper
-	ctx  context.Context // ends with close
-	stop context.CancelFunc
+	ctx    context.Context // ends with close
+	stop   context.CancelFunc
 
 	mu      sync.Mutex // also serializes starts
 	running map[string]*dialerProcess
