@@ -82,7 +82,7 @@ var programs = map[string][]string{
 }
 
 // roomless lists the directories below internal that need no test with a daemon: their unit tests cover them.
-var roomless = []string{"internal/failpoint", "internal/idle", "internal/lazyregexp", "internal/origin"}
+var roomless = []string{"internal/failpoint", "internal/idle", "internal/keys", "internal/lazyregexp", "internal/origin"}
 
 // heavy are the packages whose tests boot machines.
 var heavy = map[string]bool{

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
@@ -100,7 +101,7 @@ func (k *ComponentCheck) loadImage(ctx context.Context, ref string) (*pushed, er
 	if fetched.Layout == image.LayoutVimana {
 		return nil, fmt.Errorf("%s: the layout of Vimana; check the .wasm file with --proto: %w", ref, errdefs.ErrNotImplemented)
 	}
-	if services := fetched.Annotations[artifact.AnnotationServices]; services != "" && len(k.services) == 0 {
+	if services := keys.Value(fetched.Annotations, keys.Services); services != "" && len(k.services) == 0 {
 		k.services = strings.Split(services, ",")
 	}
 	result, err := k.judge(ctx, &artifact.Spec{Wasm: fetched.Binary, Descriptors: fetched.DescriptorSet})

@@ -26,6 +26,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/image/registry"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
@@ -395,7 +396,7 @@ func serves(spec *artifact.Spec, names []string, raw bool) (served, error) {
 	if spec.Annotations == nil {
 		spec.Annotations = map[string]string{}
 	}
-	spec.Annotations[artifact.AnnotationServices] = strings.Join(s.services, ",")
+	spec.Annotations[keys.Services] = strings.Join(s.services, ",")
 	return s, nil
 }
 

@@ -122,7 +122,7 @@ func TestPushNotesServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(document, `"tripod.run/services": "greet.v1.Greeter"`) {
+	if !strings.Contains(document, `"tripod.dev/services": "greet.v1.Greeter"`) {
 		t.Errorf("push printed %s, want the annotation of the services", document)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -17,7 +18,7 @@ import (
 // running machine. The value is the path of a block device, with the suffix DiskReadOnly if the guest cannot write to it. The
 // empty value detaches the disk.
 const (
-	DiskAnnotation = sandbox.AnnotationPrefix + "vm.disk."
+	DiskAnnotation = keys.VMDisk
 	DiskReadOnly   = ",ro"
 )
 
@@ -67,8 +68,8 @@ func validateUpdate(req *runtimeapi.UpdateContainerResourcesRequest) error {
 
 // ownAnnotations returns the keys of those annotations of an update that are meant for Tripod, sorted.
 func ownAnnotations(annotations map[string]string) []string {
-	keys := slices.Sorted(maps.Keys(annotations))
-	return slices.DeleteFunc(keys, func(key string) bool { return !strings.HasPrefix(key, sandbox.AnnotationPrefix) })
+	names := slices.Sorted(maps.Keys(annotations))
+	return slices.DeleteFunc(names, func(key string) bool { return !strings.HasPrefix(key, keys.Domain) })
 }
 
 // validateDisk checks an update with annotations for Tripod. It can have only one, and no resources, because they could

@@ -6,11 +6,10 @@ import (
 	"io"
 	"testing"
 
+	"github.com/tripod-run/tripod/internal/keys"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // TestModulesAreHiddenFromTheKubelet: lists omit edge modules' pods, which a kubelet would end. A client that asks for
@@ -20,7 +19,7 @@ func TestModulesAreHiddenFromTheKubelet(t *testing.T) {
 	image := d.images.add("registry.example/m", "")
 	config := podConfig("module")
 	config.Labels = map[string]string{"of": "edge"}
-	config.Annotations = map[string]string{sandbox.AnnotationRuntime: "uuid"}
+	config.Annotations = map[string]string{keys.EdgeRuntime: "uuid"}
 	pod, err := d.node.RunSandbox(t.Context(), config, "linux")
 	must(t, err)
 	c := containerConfig("module")
@@ -71,12 +70,12 @@ func TestReservedAnnotations(t *testing.T) {
 	d := open(t)
 	image := d.images.add("registry.example/m", "")
 	config := podConfig("p")
-	config.Annotations = map[string]string{sandbox.AnnotationRuntime: "uuid"}
+	config.Annotations = map[string]string{keys.EdgeRuntime: "uuid"}
 	_, err := d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: config})
-	wantCode(t, err, codes.InvalidArgument, "config.annotations", sandbox.AnnotationRuntime)
+	wantCode(t, err, codes.InvalidArgument, "config.annotations", keys.EdgeRuntime)
 	pod := d.pod(t, "q")
 	c := containerConfig("c")
-	c.Image.Image, c.Annotations = image.ID, map[string]string{sandbox.AnnotationChannels: "[]"}
+	c.Image.Image, c.Annotations = image.ID, map[string]string{keys.EdgeChannels: "[]"}
 	_, err = d.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: c, SandboxConfig: podConfig("q")})
-	wantCode(t, err, codes.InvalidArgument, "config.annotations", sandbox.AnnotationChannels)
+	wantCode(t, err, codes.InvalidArgument, "config.annotations", keys.EdgeChannels)
 }

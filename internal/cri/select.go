@@ -7,8 +7,8 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // A client that sends the header HeaderPods with HeaderPodsAll also sees the pods of edge modules in lists. A kubelet
@@ -26,7 +26,7 @@ func listsAll(ctx context.Context) bool {
 
 // isModule reports whether a pod belongs to an edge module.
 func isModule(p *node.Pod) bool {
-	_, ok := p.Config.GetAnnotations()[sandbox.AnnotationRuntime]
+	_, ok := p.Config.GetAnnotations()[keys.EdgeRuntime]
 	return ok
 }
 

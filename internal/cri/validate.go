@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 const (
@@ -79,8 +79,8 @@ func validateKeyValues(field string, pairs map[string]string) error {
 // validateAnnotations is like validateKeyValues and also rejects annotations that control planes must not set.
 func validateAnnotations(field string, pairs map[string]string) error {
 	for k := range pairs {
-		if strings.HasPrefix(k, sandbox.AnnotationEdge) {
-			return invalid(field, "%q: annotations that begin with %q are reserved for edge modules", k, sandbox.AnnotationEdge)
+		if strings.HasPrefix(k, keys.Edge) {
+			return invalid(field, "%q: annotations that begin with %q are reserved for edge modules", k, keys.Edge)
 		}
 	}
 	return validateKeyValues(field, pairs)

@@ -17,6 +17,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // fileNames returns the names that an artifact's blobs have in a volume: their titles (ORAS and other tools set these),
@@ -74,14 +75,14 @@ func (s *Store) artifactDir(ctx context.Context, key string, e *entry) ([]mount.
 		return nil, err
 	}
 	own := ownLabels(ownerReadOnly)
-	own[labelImage] = e.image.ID
+	own[keys.Image] = e.image.ID
 	mounts, err := s.snaps.Prepare(ctx, key, "", snapshots.WithLabels(own))
 	if !errdefs.IsAlreadyExists(err) {
 		return mounts, err
 	}
 	info, err := s.snaps.Stat(ctx, key)
-	if err == nil && info.Labels[labelImage] != e.image.ID {
-		err = fmt.Errorf("it already exists, for image %s: %w", info.Labels[labelImage], errdefs.ErrAlreadyExists)
+	if err == nil && keys.Value(info.Labels, keys.Image) != e.image.ID {
+		err = fmt.Errorf("it already exists, for image %s: %w", keys.Value(info.Labels, keys.Image), errdefs.ErrAlreadyExists)
 	}
 	if err != nil {
 		return nil, err

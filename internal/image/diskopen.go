@@ -14,15 +14,12 @@ import (
 
 	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
-// diskPrefix begins the IDs of the leases and snapshots that OpenDisk and OpenRootDisk make; labelImage is their label
-// with the image's ID. The leases of OpenRootDisk also have labelHeldRoot.
-const (
-	diskPrefix    = "disk-"
-	labelImage    = "tripod.run/image"
-	labelHeldRoot = "tripod.run/root-disk"
-)
+// diskPrefix begins the IDs of the leases and snapshots that OpenDisk and OpenRootDisk make. They have the label keys.Image, and
+// the leases of OpenRootDisk also keys.RootDisk.
+const diskPrefix = "disk-"
 
 // diskUse is what a key holds of an image: the boot files for a machine, or the root disk.
 type diskUse string
@@ -92,7 +89,7 @@ func (s *Store) openAs(ctx context.Context, use diskUse, key, imageID string, op
 func (s *Store) heldDisk(ctx context.Context, key string) (string, diskUse, error) {
 	info, err := s.snaps.Stat(ctx, diskPrefix+key)
 	if err == nil {
-		return info.Labels[labelImage], useMachine, nil
+		return keys.Value(info.Labels, keys.Image), useMachine, nil
 	} else if !errdefs.IsNotFound(err) {
 		return "", useNone, err
 	}
@@ -101,10 +98,10 @@ func (s *Store) heldDisk(ctx context.Context, key string) (string, diskUse, erro
 		return "", useNone, err
 	}
 	use := useMachine
-	if found[0].Labels[labelHeldRoot] != "" {
+	if keys.Value(found[0].Labels, keys.RootDisk) != "" {
 		use = useRoot
 	}
-	return found[0].Labels[labelImage], use, nil
+	return keys.Value(found[0].Labels, keys.Image), use, nil
 }
 
 // holdDisk holds an image under key: the boot files of a root filesystem by a view, and everything else by a lease on the
@@ -114,12 +111,12 @@ func (s *Store) holdDisk(ctx context.Context, use diskUse, key, imageID string) 
 	if err != nil {
 		return "", err
 	}
-	labels := map[string]string{labelImage: e.image.ID}
+	labels := map[string]string{keys.Image: e.image.ID}
 	switch kind := e.details.kind; {
 	case use == useRoot && kind != KindRootfs:
 		return "", failure.Invalidf("a %s has no root filesystem", kind)
 	case use == useRoot:
-		labels[labelHeldRoot] = "true"
+		labels[keys.RootDisk] = "true"
 	case kind == KindRootfs:
 		_, err := s.makeSnapshot(ctx, diskPrefix+key, e.image.ID, ownerDisk, s.snaps.View)
 		return e.image.ID, err
@@ -195,10 +192,10 @@ func (s *Store) Disks(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	ctx = s.withNamespace(ctx)
-	var keys []string
+	var held []string
 	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		if key, ok := strings.CutPrefix(info.Name, diskPrefix); ok && info.Labels[labelOwner] == ownerDisk {
-			keys = append(keys, key)
+		if key, ok := strings.CutPrefix(info.Name, diskPrefix); ok && keys.Value(info.Labels, keys.Owner) == ownerDisk {
+			held = append(held, key)
 		}
 		return nil
 	})
@@ -210,9 +207,9 @@ func (s *Store) Disks(ctx context.Context) ([]string, error) {
 		return nil, fmt.Errorf("list disks: %w", err)
 	}
 	for _, lease := range all {
-		if key, ok := strings.CutPrefix(lease.ID, diskPrefix); ok && lease.Labels[labelImage] != "" {
-			keys = append(keys, key)
+		if key, ok := strings.CutPrefix(lease.ID, diskPrefix); ok && keys.Value(lease.Labels, keys.Image) != "" {
+			held = append(held, key)
 		}
 	}
-	return keys, nil
+	return held, nil
 }

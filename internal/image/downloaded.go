@@ -22,14 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image/internal/download"
 	"github.com/tripod-run/tripod/internal/image/internal/download/translation"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
-)
-
-// Labels on the records of translated names: the source of the disk, and the validators that the server sent with the
-// disk.
-const (
-	labelSource   = "tripod.run/source"
-	labelETag     = "tripod.run/etag"
-	labelModified = "tripod.run/last-modified"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // downloaded makes the image of a translated name, whose disk is downloaded.
@@ -94,7 +87,7 @@ func (d *downloaded) run(ctx context.Context) (img Image, downloaded bool, err e
 // known returns the newest intact image that was downloaded from the URL and has the expected digest, or nil if there
 // is none. The validators are those that the server sent with the image.
 func (d *downloaded) known(ctx context.Context) (*entry, download.Validators, error) {
-	records, err := d.records.List(ctx, fmt.Sprintf("labels.%q==%q", labelSource, d.source))
+	records, err := d.records.List(ctx, filters(keys.Source, d.source)...)
 	if err != nil {
 		return nil, download.Validators{}, err
 	}
@@ -112,7 +105,7 @@ func (d *downloaded) known(ctx context.Context) (*entry, download.Validators, er
 	if last == nil {
 		return nil, download.Validators{}, nil
 	}
-	return found, download.Validators{ETag: last.Labels[labelETag], Modified: last.Labels[labelModified]}, nil
+	return found, download.Validators{ETag: keys.Value(last.Labels, keys.ETag), Modified: keys.Value(last.Labels, keys.LastModified)}, nil
 }
 
 // assemble makes an image from a downloaded file: it makes a manifest, and checks the manifest and the file as if they
@@ -173,12 +166,12 @@ func (d *downloaded) describeDisk(ctx context.Context, got *download.File) (ocis
 
 // recordAs records an image under the translated name, and under the name with the file's digest.
 func (d *downloaded) recordAs(ctx context.Context, of *details, version download.Validators) (Image, error) {
-	labels := map[string]string{labelSource: d.source}
+	labels := map[string]string{keys.Source: d.source}
 	if version.ETag != "" {
-		labels[labelETag] = version.ETag
+		labels[keys.ETag] = version.ETag
 	}
 	if version.Modified != "" {
-		labels[labelModified] = version.Modified
+		labels[keys.LastModified] = version.Modified
 	}
 	return d.record(ctx, of, of.manifest, d.names(of), labels)
 }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/image/internal/layer"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // These tests are named after rows of the table of bad inputs and faults.
@@ -29,7 +30,7 @@ import (
 func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	hostile := map[string]string{
-		labelOwner: "rootfs", labelRoot: "yes", labelPull: "x", "containerd.io/gc.ref.content.0": "sha256:" + strings.Repeat("0", 64),
+		keys.Owner: "rootfs", labelRoot: "yes", keys.Pull: "x", "containerd.io/gc.ref.content.0": "sha256:" + strings.Repeat("0", 64),
 		"containerd.io/snapshot/uidmapping": "0:1000:1", "containerd.io/gc.expire": "2000-01-01T00:00:00Z", "org.opencontainers.image.ref.name": "../x",
 	}
 	m := raw(t, tarOf(t, file("a", "b")))
@@ -44,7 +45,7 @@ func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 	m.blobs = m.blobs[:1]
 	m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, document)
 	img := pull(t, s, m.push(t, reg, "app"))
-	if img.Config.Config.Labels[labelOwner] != "rootfs" || img.Annotations[labelRoot] != "yes" {
+	if img.Config.Config.Labels[keys.Owner] != "rootfs" || img.Annotations[labelRoot] != "yes" {
 		t.Errorf("got image %+v, want the labels and annotations of its author", img)
 	}
 
@@ -63,7 +64,7 @@ func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 	records, err := s.records.List(ctx)
 	check(t, err)
 	for _, r := range records {
-		delete(r.Labels, labelPublic)
+		delete(r.Labels, keys.Public)
 		if len(r.Labels) != 0 || len(r.Target.Annotations) != 0 {
 			t.Errorf("record %+v has the image's labels or annotations", r)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/internal/layer"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // The snapshotter manages the directories of snapshots but never checks that they exist, so an image with a missing
@@ -206,15 +207,15 @@ func sameOwner(dir, below string) error {
 
 // dependents maps each layer to the keys of the containers' layers and views that depend on it.
 func (s *Store) dependents(ctx context.Context) (map[string][]string, error) {
-	parents, keys := map[string]string{}, []string(nil)
+	parents, tops := map[string]string{}, []string(nil)
 	for key, info := range s.layerList() {
 		parents[key] = info.Chain
-		keys = append(keys, key)
+		tops = append(tops, key)
 	}
 	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		parents[info.Name] = info.Parent
-		if owner := info.Labels[labelOwner]; owner != "" && owner != ownerFoundation {
-			keys = append(keys, info.Name)
+		if owner := keys.Value(info.Labels, keys.Owner); owner != "" && owner != ownerFoundation {
+			tops = append(tops, info.Name)
 		}
 		return nil
 	})
@@ -222,7 +223,7 @@ func (s *Store) dependents(ctx context.Context) (map[string][]string, error) {
 		return nil, fmt.Errorf("walk snapshots: %w", err)
 	}
 	users := map[string][]string{}
-	for _, key := range keys {
+	for _, key := range tops {
 		for name := parents[key]; name != ""; name = parents[name] {
 			users[name] = append(users[name], key)
 		}

@@ -3,14 +3,11 @@ package image
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/tripod-run/tripod/internal/keys"
 )
-
-// labelPull is a label on leases. Its value is the reference that the lease's pull fetches.
-const labelPull = "tripod.run/pull"
 
 // pullLeases counts the pulls under each lease.
 type pullLeases struct{ inUse map[string]int }
@@ -46,13 +43,13 @@ func (s *Store) lease(ctx context.Context, names []string) (context.Context, fun
 }
 
 func (s *Store) newLease(ctx context.Context, name string) (string, error) {
-	l, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithLabel(labelPull, name),
+	l, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithLabel(keys.Pull, name),
 		leases.WithExpiration(s.cfg.ResumeWindow+s.cfg.PullTimeout+time.Minute))
 	return l.ID, err
 }
 
 func (s *Store) leasesOf(ctx context.Context, name string) ([]leases.Lease, error) {
-	return s.leases.List(ctx, fmt.Sprintf("labels.%q==%q", labelPull, name))
+	return s.leases.List(ctx, filters(keys.Pull, name)...)
 }
 
 func (s *Store) unlease(ctx context.Context, names []string, id string, keep bool) {

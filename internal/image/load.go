@@ -13,6 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // load rebuilds the index from the records at Open and removes the unfinished work of a crashed process.
@@ -155,7 +156,7 @@ func (s *Store) dropUnfinished(ctx context.Context) error {
 		return fmt.Errorf("walk snapshots: %w", err)
 	}
 	for name, info := range all {
-		if info.Labels[labelOwner] == "" {
+		if keys.Value(info.Labels, keys.Owner) == "" {
 			continue
 		}
 		for ; name != "" && !keep[name]; name = all[name].Parent {

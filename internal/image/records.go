@@ -12,6 +12,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // Points at which the crash tests kill the program.
@@ -53,6 +54,11 @@ func (s *Store) record(ctx context.Context, d *details, target ocispec.Descripto
 	}
 	defer s.watchers.notify()
 	return s.index.put(d, s.pinned, names...), nil
+}
+
+// filters returns the filters for leases or records with a label.
+func filters(key, value string) []string {
+	return []string{fmt.Sprintf("labels.%q==%q", key, value), fmt.Sprintf("labels.%q==%q", keys.Former(key), value)}
 }
 
 func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Descriptor, labels map[string]string) error {

@@ -14,15 +14,13 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/keys"
 )
-
-// labelOwner is a label on snapshots that says what they are for. View, OpenDisk and foundation set it, as did Prepare in
-// versions before foundations.
-const labelOwner = "tripod.run/owner"
 
 // labelRoot makes a snapshot a root for the collector: the snapshot and all layers below it stay until Release.
 const labelRoot = "containerd.io/gc.root"
 
+// The values of the label keys.Owner. View, OpenDisk and foundation set it, as did Prepare in versions before foundations.
 const (
 	ownerWritable   = "rootfs" // of earlier versions; see writableLayers
 	ownerReadOnly   = "view"
@@ -32,7 +30,7 @@ const (
 
 // ownLabels returns the labels of a snapshot that the collector keeps.
 func ownLabels(owner string) map[string]string {
-	return map[string]string{labelOwner: owner, labelRoot: time.Now().UTC().Format(time.RFC3339)}
+	return map[string]string{keys.Owner: owner, labelRoot: time.Now().UTC().Format(time.RFC3339)}
 }
 
 // Prepare makes a writable layer over an image's root filesystem and returns its mounts for the caller to mount. The
@@ -79,7 +77,7 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, sn
 		}
 		own := ownLabels(owner)
 		if owner == ownerDisk {
-			own[labelImage] = e.image.ID
+			own[keys.Image] = e.image.ID
 		}
 		mounts, err := snapshot(ctx, key, e.image.ChainID, snapshots.WithLabels(own))
 		if errdefs.IsAlreadyExists(err) {
@@ -125,8 +123,8 @@ func (s *Store) existingMounts(ctx context.Context, key, chainID, owner string) 
 	if err != nil {
 		return nil, err
 	}
-	if info.Parent != chainID || info.Labels[labelOwner] != owner {
-		return nil, fmt.Errorf("it already exists, for %s of %s: %w", info.Labels[labelOwner], info.Parent, errdefs.ErrAlreadyExists)
+	if info.Parent != chainID || keys.Value(info.Labels, keys.Owner) != owner {
+		return nil, fmt.Errorf("it already exists, for %s of %s: %w", keys.Value(info.Labels, keys.Owner), info.Parent, errdefs.ErrAlreadyExists)
 	}
 	return s.snaps.Mounts(ctx, key)
 }
@@ -184,17 +182,17 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
 	}
-	keys := slices.Collect(maps.Keys(s.layerList()))
+	all := slices.Collect(maps.Keys(s.layerList()))
 	err := s.snaps.Walk(s.withNamespace(ctx), func(_ context.Context, info snapshots.Info) error {
-		if owner := info.Labels[labelOwner]; owner == ownerWritable || owner == ownerReadOnly {
-			keys = append(keys, info.Name)
+		if owner := keys.Value(info.Labels, keys.Owner); owner == ownerWritable || owner == ownerReadOnly {
+			all = append(all, info.Name)
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list root filesystems: %w", err)
 	}
-	return keys, nil
+	return all, nil
 }
 
 // readyFor returns the error of ready, or rejects a key that could clash with a key of the store's own snapshots, which

@@ -11,10 +11,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image/internal/share"
+	"github.com/tripod-run/tripod/internal/keys"
 )
-
-// labelPublic is a label on the record of a name. It says that the name's last pull needed no login.
-const labelPublic = "tripod.run/public"
 
 // MirrorConfig configures the mirror, which serves the store's images to peers.
 type MirrorConfig share.Config
@@ -33,7 +31,7 @@ func (s sharedImages) Served(ctx context.Context, repository reference.Named, pr
 	var all []share.ServedImage
 	for name, d := range s.index.in(repository.Name()) {
 		record, err := s.records.Get(ctx, name)
-		if err != nil || record.Labels[labelPublic] == "" && !private {
+		if err != nil || keys.Value(record.Labels, keys.Public) == "" && !private {
 			continue
 		}
 		tag, _ := strings.CutPrefix(strings.TrimPrefix(name, repository.Name()), ":")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/registry"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // rangeSize is the number of bytes of each of several requests for one blob. A pull buffers so many bytes per request.
@@ -145,7 +146,7 @@ func (p *puller) labels() map[string]string {
 	if p.fromPeer || p.hosts.SentLogin() {
 		return nil
 	}
-	return map[string]string{labelPublic: "true"}
+	return map[string]string{keys.Public: "true"}
 }
 
 // relabel updates the labels of a stored image's names after a pull that found nothing new. Peers cannot say whether
@@ -157,7 +158,7 @@ func (p *puller) relabel(ctx context.Context, names []string, target ocispec.Des
 	labels := p.labels()
 	for _, name := range names {
 		record, err := p.records.Get(ctx, name)
-		if err != nil || record.Labels[labelPublic] == labels[labelPublic] {
+		if err != nil || keys.Value(record.Labels, keys.Public) == labels[keys.Public] {
 			continue // a name that is missing was never served
 		}
 		if err := p.writeRecord(ctx, name, target, labels); err != nil {

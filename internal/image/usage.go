@@ -16,6 +16,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // usageFresh is the age after which a cached usage is measured again.
@@ -185,7 +186,7 @@ func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err er
 		writable(key)
 	}
 	err = s.snaps.Walk(ctx, func(ctx context.Context, info snapshots.Info) error {
-		if info.Labels[labelOwner] == ownerWritable {
+		if keys.Value(info.Labels, keys.Owner) == ownerWritable {
 			writable(info.Name)
 			return nil
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/internal/layer"
 	"github.com/tripod-run/tripod/internal/image/internal/readers"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // Damage is a damaged part of an image. Pulling one of the image's names repairs it.
@@ -262,7 +263,7 @@ func (v *verifier) checkContainers(ctx context.Context) error {
 		}
 	}
 	err := v.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		if owner := info.Labels[labelOwner]; owner == "" || owner == ownerFoundation {
+		if owner := keys.Value(info.Labels, keys.Owner); owner == "" || owner == ownerFoundation {
 			return nil
 		}
 		return check(info.Name, v.dirs[info.Name])

@@ -22,6 +22,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/image/internal/failure"
 	"github.com/tripod-run/tripod/internal/image/internal/layer"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // The writable layers of containers are directories of our own. They live as long as a container, need not survive a power
@@ -128,7 +129,7 @@ func (s *Store) openLayers(ctx context.Context) error {
 func (s *Store) dropFoundations(ctx context.Context) error {
 	var chains []string
 	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
-		if chain, ok := strings.CutPrefix(info.Name, foundationPrefix); ok && info.Labels[labelOwner] == ownerFoundation {
+		if chain, ok := strings.CutPrefix(info.Name, foundationPrefix); ok && keys.Value(info.Labels, keys.Owner) == ownerFoundation {
 			chains = append(chains, chain)
 		}
 		return nil

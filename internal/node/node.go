@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -119,7 +120,7 @@ type HandlerInfo struct {
 }
 
 func (c *Config) setDefaults() error {
-	c.ComponentPrefix = cmp.Or(c.ComponentPrefix, "vimana.host/")
+	c.ComponentPrefix = cmp.Or(c.ComponentPrefix, keys.Components)
 	c.OperationTimeout = cmp.Or(c.OperationTimeout, 5*time.Minute)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -7,10 +7,8 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"github.com/tripod-run/tripod/internal/keys"
 )
-
-// AnnotationPrefix is the prefix of Tripod's own annotations.
-const AnnotationPrefix = "tripod.dev/"
 
 // AllowList names the annotations with which pods of one handler may change how they run: a key, or a prefix that ends
 // with "*". Other annotations are only kept and reported.
@@ -32,19 +30,19 @@ func (l AllowList) Pick(annotations map[string]string) map[string]string {
 }
 
 // Check returns errdefs.ErrPermissionDenied for an annotation of the pod or of the container, which can be nil, that is
-// below AnnotationPrefix or another own prefix and that the list does not allow. Its author expects an effect. The
+// below keys.Domain or another own prefix and that the list does not allow. Its author expects an effect. The
 // annotations of other projects are not refused, because their authors may not have meant this node. Those of the edge
 // front door are not the pod's own.
 func (l AllowList) Check(p *Pod, c *Container, own ...string) error {
-	own = append(own, AnnotationPrefix)
-	keys := slices.Collect(maps.Keys(p.Config.GetAnnotations()))
+	own = append(own, keys.Domain)
+	given := slices.Collect(maps.Keys(p.Config.GetAnnotations()))
 	if c != nil {
-		keys = slices.AppendSeq(keys, maps.Keys(c.Config.GetAnnotations()))
+		given = slices.AppendSeq(given, maps.Keys(c.Config.GetAnnotations()))
 	}
-	slices.Sort(keys)
-	for _, key := range keys {
+	slices.Sort(given)
+	for _, key := range given {
 		ours := slices.ContainsFunc(own, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
-		if ours && !l.Allows(key) && !strings.HasPrefix(key, AnnotationEdge) {
+		if ours && !l.Allows(key) && !strings.HasPrefix(key, keys.Edge) {
 			return fmt.Errorf("annotation %s: not allowed for pods of this handler (allowed_annotations in the node's configuration: %s): %w",
 				key, strings.Join(l, ", "), errdefs.ErrPermissionDenied)
 		}

@@ -7,22 +7,13 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/channel"
-)
-
-const (
-	// AnnotationEdge is the prefix of annotations that only the edge front door sets. CRI requests that have such
-	// annotations are refused.
-	AnnotationEdge = "tripod.dev/edge."
-	// AnnotationRuntime is a pod annotation with the UUID of the runtime whose module the pod runs.
-	AnnotationRuntime = AnnotationEdge + "runtime"
-	// AnnotationChannels is a container annotation with the container's channels, as a JSON array of channel.Channel.
-	AnnotationChannels = AnnotationEdge + "channels"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // ParseChannels returns the channels in a container's annotations, possibly none. Errors are errdefs.ErrInvalidArgument
 // and name the channel.
 func ParseChannels(annotations map[string]string) ([]channel.Channel, error) {
-	raw, ok := annotations[AnnotationChannels]
+	raw, ok := annotations[keys.EdgeChannels]
 	if !ok {
 		return nil, nil
 	}
@@ -34,7 +25,7 @@ func ParseChannels(annotations map[string]string) ([]channel.Channel, error) {
 		err = channel.Validate(channels)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("annotation %s: %w", AnnotationChannels, err)
+		return nil, fmt.Errorf("annotation %s: %w", keys.EdgeChannels, err)
 	}
 	return channels, nil
 }

@@ -8,13 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tripod-run/tripod/internal/channel"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 func TestParseChannels(t *testing.T) {
 	got, err := ParseChannels(nil)
 	require.NoError(t, err)
 	require.Empty(t, got)
-	got, err = ParseChannels(map[string]string{AnnotationChannels: `[{"name":"in","topic":"a/+/#","flags":5},{"name":"stdout","topic":"b","flags":2}]`})
+	got, err = ParseChannels(map[string]string{keys.EdgeChannels: `[{"name":"in","topic":"a/+/#","flags":5},{"name":"stdout","topic":"b","flags":2}]`})
 	require.NoError(t, err)
 	require.Equal(t, []channel.Channel{{Name: "in", Topic: "a/+/#", Flags: channel.Read | channel.QoS1}, {Name: "stdout", Topic: "b", Flags: channel.Write}}, got)
 }
@@ -33,7 +34,7 @@ func TestParseChannelsRefuses(t *testing.T) {
 		"can have 256":         "[" + strings.Repeat("{},", 256) + "{}]",
 		"unexpected end of JS": `[`,
 	} {
-		_, err := ParseChannels(map[string]string{AnnotationChannels: annotation})
+		_, err := ParseChannels(map[string]string{keys.EdgeChannels: annotation})
 		require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
 		require.ErrorContains(t, err, words)
 	}

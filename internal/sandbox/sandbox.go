@@ -286,7 +286,7 @@ type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
 
-// Channeler is for backends whose containers can have channels (AnnotationChannels). Channels returns a connection that
+// Channeler is for backends whose containers can have channels (keys.EdgeChannels). Channels returns a connection that
 // speaks the protocol of internal/channel. A later connection for the same container replaces the earlier one, and the
 // container's channels are opened again on the new connection. Containers with the same non-empty group deliver
 // messages directly to each other. The connection ends when the container ends. The caller must close the connection.

@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cli"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // Options configures the pods.
@@ -57,8 +58,6 @@ type pod struct {
 	config        *runtimeapi.PodSandboxConfig
 }
 
-const label = "tripod.run/bench"
-
 // firstPort and the following ports replace {port} in annotations.
 const firstPort = 20000
 
@@ -70,7 +69,7 @@ func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerC
 		network = runtimeapi.NamespaceMode_NODE
 	}
 	spaces := &runtimeapi.NamespaceOption{Network: network, Pid: runtimeapi.NamespaceMode_CONTAINER}
-	labels := map[string]string{label: d.run}
+	labels := map[string]string{keys.Bench: d.run}
 	sandbox := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
 		LogDirectory: filepath.Join(d.o.LogDir, "bench_"+name), Labels: labels, Annotations: map[string]string{},
@@ -150,7 +149,7 @@ const (
 func (d *driver) sweep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTimeout+time.Duration(d.serial.Load())*sweepPerPod)
 	defer cancel()
-	pods, err := d.client.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{label: d.run}})
+	pods, err := d.client.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{keys.Bench: d.run}})
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
@@ -47,7 +48,7 @@ type Config struct {
 	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent is a path (cgroupfs) or the name of a slice (systemd). It
 	// is the parent cgroup of shared workers, and of a pod's own worker if the pod names no parent.
 	CgroupDriver, CgroupParent string
-	// LabelPrefix is the prefix of the labels that name a component, and of the annotations that parseOptions reads.
+	// LabelPrefix is the prefix of the labels that name a component, and of the annotations of package annotations.
 	LabelPrefix string
 	// Annotations are those that pods may use.
 	Annotations sandbox.AllowList
@@ -272,7 +273,7 @@ func (b *Backend) Close() error {
 func (c Config) withDefaults() Config {
 	c.Workers = cmp.Or(c.Workers, WorkerPerNode)
 	c.CgroupDriver, c.CgroupParent = cgroup.Defaults(c.CgroupDriver, c.CgroupParent)
-	c.LabelPrefix = cmp.Or(c.LabelPrefix, "vimana.host/")
+	c.LabelPrefix = cmp.Or(c.LabelPrefix, keys.Components)
 	return c
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -32,7 +33,7 @@ func (b *Backend) Channels(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 // door can set.
 func isModule(config *runtimeapi.ContainerConfig) bool {
 	for name := range config.GetAnnotations() {
-		if strings.HasPrefix(name, sandbox.AnnotationEdge) {
+		if strings.HasPrefix(name, keys.Edge) {
 			return true
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -17,7 +18,7 @@ func TestChannels(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("channels")
 	c := r.container(p, "world=command")
-	c.Config.Annotations = map[string]string{sandbox.AnnotationChannels: `[{"name":"in","topic":"a/#","flags":1}]`}
+	c.Config.Annotations = map[string]string{keys.EdgeChannels: `[{"name":"in","topic":"a/#","flags":1}]`}
 	r.must(r.Validate(p, c))
 	_, err := r.CreateContainer(r.ctx(), p, c)
 	r.must(err)
@@ -49,7 +50,7 @@ func TestModuleIsNoServer(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("server")
 	c := r.container(p, "world=http")
-	c.Config.Annotations = map[string]string{sandbox.AnnotationEdge + "module": "uuid"}
+	c.Config.Annotations = map[string]string{keys.EdgeModule: "uuid"}
 	_, err := r.CreateContainer(r.ctx(), p, c)
 	r.must(err)
 	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
@@ -68,7 +69,7 @@ func TestNoChannels(t *testing.T) {
 		t.Errorf("Channels = %v, want ErrFailedPrecondition", err)
 	}
 	bad := r.container(p, "world=command")
-	bad.Config.Annotations = map[string]string{sandbox.AnnotationChannels: "{"}
+	bad.Config.Annotations = map[string]string{keys.EdgeChannels: "{"}
 	if err := r.Validate(p, bad); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("Validate = %v, want ErrInvalidArgument", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
@@ -204,7 +205,7 @@ func TestEgressNeedsAnImportAndRules(t *testing.T) {
 	}
 	module := onHostNetwork(r, "module", "")
 	c := r.container(module, importsHTTP+" world=command")
-	c.Config.Annotations = map[string]string{sandbox.AnnotationChannels: `[]`}
+	c.Config.Annotations = map[string]string{keys.EdgeChannels: `[]`}
 	r.must(r.Validate(module, c))
 	_, err := r.CreateContainer(r.ctx(), module, c)
 	r.must(err)

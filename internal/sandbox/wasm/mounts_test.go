@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
 )
 
@@ -61,7 +61,7 @@ func TestModulesMountsFollowNoLink(t *testing.T) {
 	if _, err := checkMounts(config); err != nil {
 		t.Errorf("checkMounts of a pod = %v", err)
 	}
-	config.Annotations = map[string]string{sandbox.AnnotationEdge + "module": "uuid"}
+	config.Annotations = map[string]string{keys.EdgeModule: "uuid"}
 	if _, err := checkMounts(config); !errdefs.IsInvalidArgument(err) || !errors.Is(err, unix.ELOOP) {
 		t.Errorf("checkMounts of a module = %v, want ELOOP", err)
 	}

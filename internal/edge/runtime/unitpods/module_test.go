@@ -16,6 +16,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
@@ -33,7 +34,7 @@ func TestModuleIsAPodOfTheNode(t *testing.T) {
 		t.Fatalf("the pod is %+v", p)
 	}
 	meta := p.Config.Metadata
-	if meta.Namespace != "edge" || meta.Name != "my-module-33333333" || meta.Uid != uuid || p.Config.Labels[annotationModule] != uuid || p.Config.Labels[annotationRuntime] != r.UUID {
+	if meta.Namespace != "edge" || meta.Name != "my-module-33333333" || meta.Uid != uuid || p.Config.Labels[keys.EdgeModule] != uuid || p.Config.Labels[keys.EdgeRuntime] != r.UUID {
 		t.Errorf("pod %v, labels %v", meta, p.Config.Labels)
 	}
 	if p.Config.Linux.SecurityContext.NamespaceOptions.Network != runtimeapi.NamespaceMode_NODE {

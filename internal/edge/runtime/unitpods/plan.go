@@ -18,6 +18,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
@@ -25,11 +26,6 @@ import (
 const (
 	// podNamespace is the namespace of the modules' pods.
 	podNamespace = "edge"
-	// annotationRuntime and annotationModule identify the owner of a pod. CRI clients cannot set them.
-	annotationRuntime = sandbox.AnnotationRuntime
-	annotationModule  = sandbox.AnnotationEdge + "module"
-	// annotationDeadline holds the time at which to end the module, in RFC 3339 format.
-	annotationDeadline = sandbox.AnnotationEdge + "deadline"
 
 	containerName = "module"
 	logFile       = "module.log"
@@ -58,7 +54,7 @@ func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 		return nil, fmt.Errorf("file type %q: the runtime %s runs WebAssembly, which is of type WA: %w", kind, r.Name, errdefs.ErrInvalidArgument)
 	}
 	uuid := data.UUID()
-	labels := map[string]string{annotationRuntime: r.UUID, annotationModule: uuid}
+	labels := map[string]string{keys.EdgeRuntime: r.UUID, keys.EdgeModule: uuid}
 	p := &plan{logDir: filepath.Join(r.LogDir, key(uuid))}
 	resources, err := p.resources(data.Resources())
 	if err != nil {
@@ -66,17 +62,17 @@ func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 	}
 	p.pod = &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: podName(data.Name(), uuid), Namespace: podNamespace, Uid: uuid},
-		LogDirectory: p.logDir, Labels: labels, Annotations: map[string]string{annotationRuntime: r.UUID, annotationModule: uuid},
+		LogDirectory: p.logDir, Labels: labels, Annotations: map[string]string{keys.EdgeRuntime: r.UUID, keys.EdgeModule: uuid},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
 		}},
 	}
 	p.container = &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: containerName}, Command: data.Args(), LogPath: logFile, Labels: labels,
-		Annotations: map[string]string{annotationModule: uuid}, Linux: &runtimeapi.LinuxContainerConfig{Resources: resources},
+		Annotations: map[string]string{keys.EdgeModule: uuid}, Linux: &runtimeapi.LinuxContainerConfig{Resources: resources},
 	}
 	if p.deadline > 0 {
-		p.container.Annotations[annotationDeadline] = time.Now().Add(p.deadline).Format(time.RFC3339Nano)
+		p.container.Annotations[keys.EdgeDeadline] = time.Now().Add(p.deadline).Format(time.RFC3339Nano)
 	}
 	if p.container.Envs, err = environment(data.Env()); err != nil {
 		return nil, err
@@ -170,7 +166,7 @@ func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.C
 	if err != nil {
 		return err
 	}
-	p.container.Annotations[sandbox.AnnotationChannels] = string(raw)
+	p.container.Annotations[keys.EdgeChannels] = string(raw)
 	_, err = sandbox.ParseChannels(p.container.Annotations)
 	return err
 }

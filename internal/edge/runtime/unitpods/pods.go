@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
@@ -20,14 +21,14 @@ const sweepPause = 15 * time.Second
 func (r *Runtime) ownPods() []*node.Pod {
 	var pods []*node.Pod
 	for _, p := range r.Node.Pods() {
-		if p.Config.GetAnnotations()[annotationRuntime] == r.UUID {
+		if p.Config.GetAnnotations()[keys.EdgeRuntime] == r.UUID {
 			pods = append(pods, p)
 		}
 	}
 	return pods
 }
 
-func moduleOf(p *node.Pod) string { return p.Config.GetAnnotations()[annotationModule] }
+func moduleOf(p *node.Pod) string { return p.Config.GetAnnotations()[keys.EdgeModule] }
 
 // removePrevious removes what an earlier daemon has left of a module: its pods and its log.
 func (r *Runtime) removePrevious(ctx context.Context, uuid string) error {
@@ -70,7 +71,7 @@ func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (b
 	if err := r.put(m); err != nil {
 		return false, err
 	}
-	m.podID, m.channels = c.PodID, c.Config.GetAnnotations()[sandbox.AnnotationChannels] != ""
+	m.podID, m.channels = c.PodID, c.Config.GetAnnotations()[keys.EdgeChannels] != ""
 	log, err := newFollower(m, pod.Config.GetLogDirectory())
 	if err != nil {
 		r.drop(m)
@@ -78,7 +79,7 @@ func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (b
 	}
 	m.log, m.image = log, c.ImageID
 	r.files.join(m.image)
-	if at, err := time.Parse(time.RFC3339Nano, c.Config.GetAnnotations()[annotationDeadline]); err == nil {
+	if at, err := time.Parse(time.RFC3339Nano, c.Config.GetAnnotations()[keys.EdgeDeadline]); err == nil {
 		m.deadline = at
 	}
 	m.watchPod()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // SectionDescriptors is the name of the custom section that can hold a component's FileDescriptorSet.
@@ -74,7 +75,7 @@ func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, e
 		DescriptorSet: img.Component.Descriptors, MetadataLayer: img.Component.Metadata,
 		Code: img.Component.Code, Envelope: img.Component.Envelope,
 	}
-	if services := img.Annotations[AnnotationServices]; services != "" {
+	if services := keys.Value(img.Annotations, keys.Services); services != "" {
 		a.Services = strings.Split(services, ",")
 	}
 	if config := img.Config.Config; img.Component.Layout == image.LayoutRootfs {

@@ -20,6 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/image"
 	imageregistry "github.com/tripod-run/tripod/internal/image/registry"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // rig has a registry and an image store.
@@ -71,7 +72,7 @@ func example(t testing.TB, name string) []byte {
 func TestBuiltArtifactOpens(t *testing.T) {
 	r := newRig(t)
 	wasm, set := example(t, "greeter-c"), []byte("a descriptor set")
-	notes := map[string]string{"vimana.host/domain": "example.com", AnnotationServices: "a.A,b.B"}
+	notes := map[string]string{"vimana.host/domain": "example.com", keys.Services: "a.A,b.B"}
 	built, err := Build(Spec{Wasm: wasm, Descriptors: set, Annotations: notes})
 	r.must(err)
 	again, err := Build(Spec{Wasm: wasm, Descriptors: set, Annotations: notes})

@@ -20,11 +20,6 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// AnnotationServices is the manifest annotation that lists the full names of a component's services, separated by
-// commas. Without it, the component serves all services in those files of the descriptor set that no other file
-// imports.
-const AnnotationServices = "tripod.run/services"
-
 // Spec is the input to Build.
 type Spec struct {
 	Wasm        []byte            // the binary

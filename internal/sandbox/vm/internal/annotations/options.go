@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 )
@@ -15,7 +16,7 @@ import (
 // VirtletPrefix is the prefix of Virtlet's keys, which have no domain. Prefix is the prefix of our own keys.
 const (
 	VirtletPrefix = "Virtlet"
-	Prefix        = "tripod.dev/vm."
+	Prefix        = keys.VM
 )
 
 // ImageType is the form of the cloud-init disk.
@@ -150,7 +151,7 @@ const TemplateCloudInit Template = "cloud-init"
 // with our prefixes and about keys that have no effect.
 func Parse(all map[string]string) (Options, []string, error) {
 	o := Options{VCPUs: 1, DiskBus: machine.BusVirtio, ImageType: NoCloud, UserDataSourceEncoding: EncodingPlain}
-	given := keys{}
+	given := settings{}
 	for _, a := range Known {
 		key, value, err := a.lookup(all)
 		if err != nil {
@@ -196,13 +197,13 @@ func (a *Annotation) lookup(all map[string]string) (key, value string, err error
 	}
 }
 
-// keys maps the name of each setting that the annotations contain to the key that sets it, which is our own or
+// settings maps the name of each setting that the annotations contain to the key that sets it, which is our own or
 // Virtlet's.
-type keys map[string]string
+type settings map[string]string
 
 // of returns the key that the annotations use for a setting. If they do not contain the setting, it returns our own
 // key.
-func (k keys) of(name string) string {
+func (k settings) of(name string) string {
 	if key := k[name]; key != "" {
 		return key
 	}
@@ -210,7 +211,7 @@ func (k keys) of(name string) string {
 }
 
 // checkCombinations refuses a key if another key that it needs is missing. It warns about keys without effect.
-func (o *Options) checkCombinations(k keys) (warnings []string, err error) {
+func (o *Options) checkCombinations(k settings) (warnings []string, err error) {
 	const (
 		script, data                 = "cloud-init-user-data-script", "cloud-init-user-data"
 		source, sourceKey, sourceEnc = "cloud-init-user-data-source", "cloud-init-user-data-source-key", "cloud-init-user-data-source-encoding"
