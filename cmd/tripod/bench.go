@@ -32,7 +32,8 @@ func (s *benchSettings) flags(c *cobra.Command, pods int) {
 		"command of the containers, one word per flag; it should end on SIGTERM; empty: the image's")
 	f.StringVar(&s.options.Handler, "handler", "", "RuntimeClass handler; empty: the runtime's default")
 	f.BoolVar(&s.options.HostNetwork, "host-network", false, "pods on the node's network: no CNI")
-	f.StringVar(&s.options.CgroupParent, "cgroup-parent", "", "cgroup (cgroupfs) below which each pod gets its own parent cgroup, as from a kubelet; empty: the runtime's choice")
+	f.StringVar(&s.options.CgroupParent, "cgroup-parent", "",
+		"cgroup (cgroupfs) below which each pod gets its own parent cgroup, as from a kubelet; empty: the runtime's choice")
 	f.StringToStringVar(&s.options.Annotations, "annotation", nil, "KEY=VALUE for each pod; {port} in the value becomes a port of its own")
 	f.StringVar(&s.options.LogDir, "log-dir", "/var/log/pods", "where the pods' logs are written")
 	f.StringVar(&s.title, "title", "", "name of the runtime in the report; empty: its own name and version")
@@ -146,7 +147,8 @@ func benchOverheadCommand() *cobra.Command {
 		},
 	}
 	s.flags(c, 20)
-	c.Flags().Int64Var(&s.options.Memory, "memory", 0, "memory limit of each container in bytes; for machines, the guest's memory, which does not count")
+	c.Flags().Int64Var(&s.options.Memory, "memory", 0,
+		"memory limit of each container in bytes; for machines, the guest's memory, which does not count")
 	c.Flags().DurationVar(&idle, "idle", 5*time.Second, "how long the pods are idle while their CPU time is measured")
 	return c
 }

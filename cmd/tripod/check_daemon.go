@@ -69,7 +69,8 @@ func checkDaemon(ctx context.Context, c *config.Config) []health.Finding {
 	}
 	findings := []health.Finding{f}
 	if len(info.NodePlugins) > 0 {
-		findings = append(findings, health.Finding{Subject: "node plugins", OK: true, Detail: "connected by NRI: " + strings.Join(info.NodePlugins, ", ")})
+		findings = append(findings,
+			health.Finding{Subject: "node plugins", OK: true, Detail: "connected by NRI: " + strings.Join(info.NodePlugins, ", ")})
 	}
 	for _, c := range resp.GetStatus().GetConditions() {
 		remedy := fmt.Sprintf("fix the reported problem; the daemon notices without a restart (%s)", c.GetReason())

@@ -152,7 +152,8 @@ func TestCommandsAgainstADaemon(t *testing.T) {
 	}
 	container := must(t, c, "run", testImage, "--host-network", "--name", "one", "--log-dir", t.TempDir(), "-e", "KEY=a value")
 	pod := must(t, c, "pods", "-q")
-	if out := must(t, c, "ps"); !strings.Contains(out, container[:13]) || !strings.Contains(out, pod[:13]) || !strings.Contains(out, "Running") {
+	if out := must(t, c, "ps"); !strings.Contains(out, container[:13]) || !strings.Contains(out, pod[:13]) ||
+		!strings.Contains(out, "Running") {
 		t.Errorf("ps: %s", out)
 	}
 	for _, arg := range []string{container, container[:7], "one"} {
@@ -415,7 +416,8 @@ func TestDiag(t *testing.T) {
 				t.Errorf("%s tells a secret", s.name)
 			}
 		}
-		if !strings.Contains(text["record.txt"], "fsck: intact") || !strings.Contains(text["record.txt"], `"hostname": "one"`) && !strings.Contains(text["record.txt"], `"name": "one"`) {
+		if !strings.Contains(text["record.txt"], "fsck: intact") ||
+			!strings.Contains(text["record.txt"], `"hostname": "one"`) && !strings.Contains(text["record.txt"], `"name": "one"`) {
 			t.Errorf("record.txt: %s", text["record.txt"])
 		}
 		if got := strings.Contains(text["cri.json"], `"RuntimeReady"`); got != up {

@@ -47,7 +47,8 @@ func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.
 // problems exports a board to Prometheus.
 type problems struct{ *health.Board }
 
-var problemsDesc = prometheus.NewDesc("tripod_problem", "1 for each current problem of the node.", []string{"problem", "condition", "reason"}, nil)
+var problemsDesc = prometheus.NewDesc("tripod_problem", "1 for each current problem of the node.",
+	[]string{"problem", "condition", "reason"}, nil)
 
 func (p problems) Describe(to chan<- *prometheus.Desc) { to <- problemsDesc }
 

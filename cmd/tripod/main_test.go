@@ -40,7 +40,8 @@ func TestConfigCommands(t *testing.T) {
 	}
 	code, out, _ = program("config", "show", "--config", file, "--root", "/srv/b", "--log-level", "debug")
 	c, err := config.Parse([]byte(out), "show")
-	if code != 0 || err != nil || c.Root != "/srv/b" || c.State != "/run/a" || c.Log.Level != "debug" || c.GRPC.Socket != "/run/a/tripod.sock" {
+	if code != 0 || err != nil || c.Root != "/srv/b" || c.State != "/run/a" || c.Log.Level != "debug" ||
+		c.GRPC.Socket != "/run/a/tripod.sock" {
 		t.Errorf("config show: %d, %v, %+v", code, err, c)
 	}
 	if code, out, _ = program("config", "check", "--config", file); code != 0 || !strings.Contains(out, "valid") {
@@ -57,7 +58,8 @@ func TestVersion(t *testing.T) {
 		t.Errorf("version: %d, %s", code, out)
 	}
 	var info versionInfo
-	if code, out, _ := program("version", "-o", "json"); code != 0 || json.Unmarshal([]byte(out), &info) != nil || info.Version != version || info.CRI != "v1" {
+	if code, out, _ := program("version", "-o", "json"); code != 0 || json.Unmarshal([]byte(out), &info) != nil || info.Version != version ||
+		info.CRI != "v1" {
 		t.Errorf("version -o json: %d, %s", code, out)
 	}
 	if code, out, _ := program("version", "-o", "yaml"); code != 0 || !strings.Contains(out, "cri: v1\n") {
@@ -79,7 +81,8 @@ func TestUnits(t *testing.T) {
 		settings map[string]string
 		stops    time.Duration
 	}{
-		"daemon":       {map[string]string{"KillMode": "process", "Delegate": "", "RuntimeDirectoryPreserve": "yes", "StateDirectory": "tripod"}, drainTime},
+		"daemon": {map[string]string{"KillMode": "process", "Delegate": "", "RuntimeDirectoryPreserve": "yes", "StateDirectory": "tripod"},
+			drainTime},
 		"orchestrator": {map[string]string{"ProtectSystem": "strict", "StateDirectory": "tripod-orchestrator"}, edge.CloseTimeout},
 	} {
 		t.Run(command, func(t *testing.T) {
@@ -138,7 +141,8 @@ func TestCommandsAreWhole(t *testing.T) {
 	root := newRoot(nil, nil, nil)
 	walk(root)
 	for _, name := range []string{"daemon", "check", "pods", "ps", "images", "pull", "rmi", "inspect", "inspectp", "inspecti", "logs",
-		"exec", "attach", "console", "ssh", "port-forward", "stats", "runp", "create", "start", "run", "stop", "stopp", "rm", "rmp", "events", "info", "status"} {
+		"exec", "attach", "console", "ssh", "port-forward", "stats", "runp", "create", "start", "run", "stop", "stopp", "rm", "rmp", "events",
+		"info", "status"} {
 		if c, _, err := root.Find([]string{name}); err != nil || c == root {
 			t.Errorf("no command %s: %v", name, err)
 		}

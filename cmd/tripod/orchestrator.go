@@ -79,11 +79,13 @@ func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) er
 	}
 	defer lock.Close()
 	connections := connlimit.NewGroup(log)
-	o, err := edge.OpenOrchestrator(ctx, c, edge.Services{Connections: connections, Limits: limits(c.Connections), Logger: log}, connectionFigures{connections.Stats})
+	o, err := edge.OpenOrchestrator(ctx, c, edge.Services{Connections: connections, Limits: limits(c.Connections), Logger: log},
+		connectionFigures{connections.Stats})
 	if err != nil {
 		return err
 	}
-	log.Info("the orchestrator is ready", "version", version, "broker", o.BrokerURL, "realm", c.Orchestrator.Realm, "address", c.Orchestrator.Address)
+	log.Info("the orchestrator is ready", "version", version, "broker", o.BrokerURL, "realm", c.Orchestrator.Realm, "address",
+		c.Orchestrator.Address)
 	systemd.ready("broker " + o.BrokerURL)
 	idle.Watch(ctx, log)
 	err = o.Serve(ctx)

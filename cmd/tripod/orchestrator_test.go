@@ -21,7 +21,8 @@ import (
 func orchestratorFile(t *testing.T) (file, rest string) {
 	t.Helper()
 	dir, rest := t.TempDir(), freeAddress(t)
-	text := fmt.Sprintf("root = %q\nstate = %q\n[broker]\naddress = %q\n[orchestrator]\naddress = %q\n", filepath.Join(dir, "node"), filepath.Join(dir, "state"), freeAddress(t), rest)
+	text := fmt.Sprintf("root = %q\nstate = %q\n[broker]\naddress = %q\n[orchestrator]\naddress = %q\n", filepath.Join(dir, "node"),
+		filepath.Join(dir, "state"), freeAddress(t), rest)
 	file = filepath.Join(dir, "config.toml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

@@ -50,7 +50,8 @@ func (p *parts) connectionStats() []connlimit.Stats {
 func sessionsCommand() *cobra.Command {
 	var c config.Config
 	command := &cobra.Command{
-		Use: "sessions CONFIG", Hidden: true, Short: "Carry exec, attach and port-forward sessions (started by the daemon)", Args: cobra.ExactArgs(1),
+		Use: "sessions CONFIG", Hidden: true, Short: "Carry exec, attach and port-forward sessions (started by the daemon)",
+		Args: cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			log := newLogger(&c, command.ErrOrStderr()).With("part", "sessions")
 			ctx, stop := signal.NotifyContext(command.Context(), unix.SIGTERM, unix.SIGINT)

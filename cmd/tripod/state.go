@@ -77,7 +77,8 @@ func mountRunDir(dir string, log *slog.Logger) error {
 		log.Warn("the directory has no file system of its own until the next reboot", "dir", dir)
 		return nil
 	}
-	if err := unix.Mount("tripod", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=%o,size=20%%,nr_inodes=800k", stateMode)); err != nil {
+	if err := unix.Mount("tripod", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV,
+		fmt.Sprintf("mode=%o,size=20%%,nr_inodes=800k", stateMode)); err != nil {
 		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
 	}
 	return nil

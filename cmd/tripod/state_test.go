@@ -266,7 +266,8 @@ func TestFaultC10RunDirectoryOfItsOwn(t *testing.T) {
 	}
 	info, err := os.Stat(empty)
 	if err != nil || device(empty) == device(base) || info.Mode().Perm() != stateMode {
-		t.Errorf("want a directory of mode 0711 on a file system of its own, got %v (%v), on its parent's: %t", info, err, device(empty) == device(base))
+		t.Errorf("want a directory of mode 0711 on a file system of its own, got %v (%v), on its parent's: %t", info, err,
+			device(empty) == device(base))
 	}
 	if device(used) != device(base) {
 		t.Error("mounted over what is in use")

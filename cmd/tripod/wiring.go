@@ -242,9 +242,11 @@ func (p *parts) close() error {
 func openImages(ctx context.Context, c *config.Config, log *slog.Logger) (*image.Store, error) {
 	return image.Open(ctx, image.Config{
 		Root: imageDir(c), ContainersDir: c.Image.ContainersDir, HostsDir: c.Image.HostsDirs, PinnedImages: c.Image.Pinned,
-		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, RangesPerBlob: c.Image.RangesPerBlob, ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
-		DockerConfig: c.Image.DockerConfig, RefuseDowngrades: c.Image.RefuseDowngrades, SignaturePolicy: c.Image.SignaturePolicy, RegistriesDir: c.Image.RegistriesDir,
-		Peers: image.Peers(c.Image.Peers), DerivedDirs: []string{wasm.CodeDir(wasmRoot(c))},
+		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, RangesPerBlob: c.Image.RangesPerBlob,
+		ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
+		DockerConfig:    c.Image.DockerConfig, RefuseDowngrades: c.Image.RefuseDowngrades, SignaturePolicy: c.Image.SignaturePolicy,
+		RegistriesDir: c.Image.RegistriesDir,
+		Peers:         image.Peers(c.Image.Peers), DerivedDirs: []string{wasm.CodeDir(wasmRoot(c))},
 		Translation: image.Translation{Prefix: c.VM.ImagePrefix, Dir: c.VM.TranslationsDir}, Logger: log.With("part", "image"),
 	})
 }
@@ -254,7 +256,8 @@ func networkConfig(c *config.Config, log *slog.Logger) network.Config {
 	return network.Config{
 		ConfDir: c.Network.ConfDir, BinDirs: c.Network.BinDirs, CacheDir: networkDir(c), NetnsDir: c.Network.NetnsDir,
 		Default:       network.DefaultNetwork{Off: !d.Enabled, Bridge: d.Bridge, SubnetV4: d.SubnetV4, SubnetV6: d.SubnetV6, MTU: d.MTU},
-		PluginTimeout: time.Duration(c.Network.PluginTimeout), Executables: !c.Network.InProcess, IsBackendLink: vm.IsTap, Logger: log.With("part", "network"),
+		PluginTimeout: time.Duration(c.Network.PluginTimeout), Executables: !c.Network.InProcess, IsBackendLink: vm.IsTap,
+		Logger: log.With("part", "network"),
 	}
 }
 
@@ -288,7 +291,8 @@ func linuxConfig(c *config.Config) linux.Config {
 func wasmConfig(c *config.Config) wasm.Config {
 	return wasm.Config{
 		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: c.Wasm.Program, Workers: wasm.WorkerMode(c.Wasm.Worker),
-		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LabelPrefix: c.Node.ComponentLabelPrefix,
+		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent,
+		LabelPrefix: c.Node.ComponentLabelPrefix,
 		Annotations: c.Handlers.Wasm.AllowedAnnotations,
 		LogSizeMax:  c.Log.ContainerSizeMax, Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
 		Connections: limits(c.Connections),
@@ -310,7 +314,8 @@ func compiledLayers(c *config.Config) (rules []wasm.CompiledLayers) {
 
 // openWasm opens the backend for components. It returns nil if no program for the backend is configured and none is
 // found.
-func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (*wasm.Backend, error) {
+func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager,
+	log *slog.Logger) (*wasm.Backend, error) {
 	w, err := wasm.Open(ctx, wasmConfig(c), wasm.Services{
 		Images: wasm.Images{Store: images}, Network: networks, Spans: p.spans(), Logger: log.With("part", "wasm"),
 	})
@@ -338,8 +343,9 @@ func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logg
 		return nil
 	}
 	stop, err := p.wasm.Route(ctx, p.node.Components(), wasm.RouteConfig{
-		Address: c.Route.Address, Cleartext: c.Route.CleartextAddress, Certificate: c.Route.Certificate, Key: c.Route.Key, ClientCA: c.Route.ClientCA,
-		Group: p.connections, Connections: limits(c.Connections), Logger: log,
+		Address: c.Route.Address, Cleartext: c.Route.CleartextAddress, Certificate: c.Route.Certificate, Key: c.Route.Key,
+		ClientCA: c.Route.ClientCA,
+		Group:    p.connections, Connections: limits(c.Connections), Logger: log,
 	})
 	if err != nil {
 		return err
@@ -349,7 +355,8 @@ func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logg
 }
 
 // openBackends opens the backends. The keys of the result are RuntimeClass handlers.
-func (p *parts) openBackends(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (map[string]sandbox.Backend, error) {
+func (p *parts) openBackends(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager,
+	log *slog.Logger) (map[string]sandbox.Backend, error) {
 	backends := map[string]sandbox.Backend{}
 	if c.Backends.Linux {
 		l, err := p.openLinux(ctx, c, images, log)
@@ -399,7 +406,8 @@ func (p *parts) openLinux(ctx context.Context, c *config.Config, images *image.S
 	l, err := linux.Open(ctx, linuxConfig(c), linux.Services{Images: images, Logger: log.With("part", "linux")})
 	if errdefs.IsNotFound(err) {
 		p.missing["linux"] = err
-		p.health.Report("linux containers", health.HandlersReady, health.NotInstalled, fmt.Errorf("not available: %w; install it and restart the daemon, or set backends.linux to false", err))
+		p.health.Report("linux containers", health.HandlersReady, health.NotInstalled,
+			fmt.Errorf("not available: %w; install it and restart the daemon, or set backends.linux to false", err))
 		return nil, nil
 	}
 	if err != nil {

@@ -40,7 +40,8 @@ func dial(ctx context.Context, url string) (*bench, error) {
 }
 
 func connect(ctx context.Context, url string, handler func(mqtt.Message)) (mqtt.Client, error) {
-	client, err := mqtt.New(mqtt.Config{URL: url, ClientID: "edgebench-" + uuid.NewString()[:8], Handler: handler, QueueMessages: 1 << 20, InboxMessages: 1 << 20})
+	client, err := mqtt.New(mqtt.Config{URL: url, ClientID: "edgebench-" + uuid.NewString()[:8], Handler: handler, QueueMessages: 1 << 20,
+		InboxMessages: 1 << 20})
 	if err != nil {
 		return nil, err
 	}

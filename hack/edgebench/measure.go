@@ -46,7 +46,8 @@ func (b *bench) latency(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("| a message from one module to another of the same worker (%d bytes, QoS 1) | p50 | p99 | slowest |\n|---|---:|---:|---:|\n", small)
+	fmt.Printf("| a message from one module to another of the same worker (%d bytes, QoS 1) | p50 | p99 | slowest |\n|---|---:|---:|---:|\n",
+		small)
 	fmt.Printf("| µs, %d messages, half of the time there and back | %.1f | %.1f | %.1f |\n\n", n, micro(p50), micro(p99), micro(largest))
 	return b.remove(ctx, relay)
 }
@@ -212,7 +213,8 @@ func (b *bench) crowd(ctx context.Context, many int) error {
 	if err := b.remove(ctx, ids...); err != nil {
 		return err
 	}
-	fmt.Printf("| %d modules on one runtime | all run after | all gone after |\n|---|---:|---:|\n| s | %.2f | %.2f |\n", many, up.Seconds(), time.Since(began).Seconds())
+	fmt.Printf("| %d modules on one runtime | all run after | all gone after |\n|---|---:|---:|\n| s | %.2f | %.2f |\n", many, up.Seconds(),
+		time.Since(began).Seconds())
 	return nil
 }
 

@@ -22,7 +22,8 @@ const (
 
 // diskTools maps the name of each program that helps to make the disk to the program's path in Debian's packages.
 var diskTools = map[string]string{
-	"syslinux": "usr/bin/syslinux", "mkfs.fat": "sbin/mkfs.fat", "mcopy": "usr/bin/mtools", "mattrib": "usr/bin/mtools", "mmove": "usr/bin/mtools",
+	"syslinux": "usr/bin/syslinux", "mkfs.fat": "sbin/mkfs.fat", "mcopy": "usr/bin/mtools", "mattrib": "usr/bin/mtools",
+	"mmove": "usr/bin/mtools",
 }
 
 // bootDisk makes a qcow2 disk that PC firmware can boot. The dates of files are fixed, so that the same content always
@@ -51,7 +52,8 @@ func (s *set) bootDisk(ctx context.Context, vmlinuz, initrd []byte) ([]byte, err
 		}
 		c := exec.CommandContext(ctx, name, args[1:]...)
 		c.Dir = dir
-		c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "SOURCE_DATE_EPOCH=315532800", "TZ=UTC", "MTOOLSRC=/dev/null")
+		c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"), "SOURCE_DATE_EPOCH=315532800", "TZ=UTC",
+			"MTOOLSRC=/dev/null")
 		if out, err := c.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w\n%s", args[0], err, out)
 		}
@@ -107,7 +109,8 @@ func masterBootRecord(disk, code []byte, sectors int) {
 // hostileDisks adds images with disks that a node must refuse (fault I5 in docs/faults.md).
 func (s *set) hostileDisks(ctx context.Context) error {
 	file := filepath.Join(s.scratch, "backing.qcow2")
-	out, err := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", "/etc/shadow", file, "16M").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", "/etc/shadow", file,
+		"16M").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("qemu-img create: %w\n%s", err, out)
 	}

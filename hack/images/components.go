@@ -118,7 +118,8 @@ func (b *builder) vimana(name string, binary []byte) {
 	metadata := slices.Concat(entry(1, "echo.v1.Echo", service), text(2, string(message)))
 
 	config := imagestore.NewBlob(ocispec.MediaTypeEmptyJSON, []byte("{}"))
-	layers := []imagestore.Blob{imagestore.NewBlob(imagestore.MediaTypeWasm, binary), imagestore.NewBlob(imagestore.MediaTypeMetadata, metadata)}
+	layers := []imagestore.Blob{imagestore.NewBlob(imagestore.MediaTypeWasm, binary),
+		imagestore.NewBlob(imagestore.MediaTypeMetadata, metadata)}
 	document, err := json.Marshal(ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
 		Config: config.Descriptor, Layers: []ocispec.Descriptor{layers[0].Descriptor, layers[1].Descriptor},

@@ -17,8 +17,8 @@ import (
 	"strings"
 )
 
-// packages are the Debian packages that provide the content of the images and of the guest of OCI pods. They are downloaded and read, not installed,
-// so the host's own packages do not matter.
+// packages are the Debian packages that provide the content of the images and of the guest of OCI pods. They are downloaded and
+// read, not installed, so the host's own packages do not matter.
 var packages = []string{
 	"busybox", "busybox-static", "nginx", "libc6", "libcrypt1", "libpcre2-8-0", "libssl3", "zlib1g",
 	"syslinux", "syslinux-common", "mtools", "dosfstools", // for the bootable disk
@@ -71,7 +71,8 @@ func findDebs(ctx context.Context) (*download, error) {
 		return nil, err
 	}
 	if !d.find(ctx) {
-		return nil, fmt.Errorf("apt-get knows only %v of the packages %v and of the dependencies of %s and %s", d.files, packages, cloudKernel, fullKernel)
+		return nil, fmt.Errorf("apt-get knows only %v of the packages %v and of the dependencies of %s and %s", d.files, packages, cloudKernel,
+			fullKernel)
 	}
 	return d, nil
 }

@@ -15,12 +15,16 @@ import (
 // and for what privileged containers mount. Drivers of hardware are left out.
 var (
 	demandDirs = []string{
-		"arch/x86/crypto", "crypto", "lib", "drivers/md", "drivers/net/bonding", "drivers/net/ipvlan", "drivers/net/vxlan", "drivers/net/wireguard",
-		"fs/btrfs", "fs/exfat", "fs/fat", "fs/fscache", "fs/isofs", "fs/lockd", "fs/netfs", "fs/nfs", "fs/nfs_common", "fs/nls", "fs/squashfs", "fs/udf", "fs/xfs",
-		"net/802", "net/8021q", "net/bridge", "net/ipv4", "net/ipv6", "net/key", "net/llc", "net/mpls", "net/netfilter", "net/sched", "net/sctp", "net/sunrpc", "net/xfrm",
+		"arch/x86/crypto", "crypto", "lib", "drivers/md", "drivers/net/bonding", "drivers/net/ipvlan", "drivers/net/vxlan",
+		"drivers/net/wireguard",
+		"fs/btrfs", "fs/exfat", "fs/fat", "fs/fscache", "fs/isofs", "fs/lockd", "fs/netfs", "fs/nfs", "fs/nfs_common", "fs/nls", "fs/squashfs",
+		"fs/udf", "fs/xfs",
+		"net/802", "net/8021q", "net/bridge", "net/ipv4", "net/ipv6", "net/key", "net/llc", "net/mpls", "net/netfilter", "net/sched", "net/sctp",
+		"net/sunrpc", "net/xfrm",
 	}
 	demandFiles = []string{
-		"drivers/block/loop", "drivers/block/nbd", "drivers/net/dummy", "drivers/net/geneve", "drivers/net/ifb", "drivers/net/macvlan", "drivers/net/macvtap",
+		"drivers/block/loop", "drivers/block/nbd", "drivers/net/dummy", "drivers/net/geneve", "drivers/net/ifb", "drivers/net/macvlan",
+		"drivers/net/macvtap",
 		"drivers/net/tap", "drivers/net/tun", "drivers/net/veth", "drivers/net/vrf", "fs/fuse/cuse", "net/core/pktgen",
 	}
 )
@@ -28,7 +32,8 @@ var (
 // onDemand reports whether the module in a file of the kernel package, relative to the modules and without the suffix .ko, is
 // one that the guest loads when it is needed.
 func onDemand(file string) bool {
-	return slices.Contains(demandFiles, file) || slices.ContainsFunc(demandDirs, func(dir string) bool { return strings.HasPrefix(file, dir+"/") })
+	return slices.Contains(demandFiles, file) ||
+		slices.ContainsFunc(demandDirs, func(dir string) bool { return strings.HasPrefix(file, dir+"/") })
 }
 
 // aliasFile lists what the kernel may ask for (see modprobe(8)), one name a line, with the paths of the modules to load, in

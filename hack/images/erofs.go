@@ -29,7 +29,8 @@ func (t tree) erofs(ctx context.Context, dir string) ([]byte, error) {
 	if err := t.write(root); err != nil {
 		return nil, err
 	}
-	out, err := exec.CommandContext(ctx, "mkfs.erofs", "-d0", "--quiet", "-x-1", "-T0", "-U"+erofsUUID, "--all-root", disk, root).CombinedOutput()
+	out, err := exec.CommandContext(ctx, "mkfs.erofs", "-d0", "--quiet", "-x-1", "-T0", "-U"+erofsUUID, "--all-root", disk,
+		root).CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("mkfs.erofs (Debian: erofs-utils): %w\n%s", err, bytes.TrimSpace(out))
 	}

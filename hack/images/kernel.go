@@ -123,7 +123,8 @@ var guestModules = map[string][]string{
 // that it needs.
 var helpers = []string{
 	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "failover", "net_failover", "cdrom", "pvpanic", "fat",
-	"scsi_mod", "scsi_common", "t10_pi", "crc_t10dif", "crct10dif_common", "crct10dif_generic", "crc64", "crc64_rocksoft", "crc64_rocksoft_generic",
+	"scsi_mod", "scsi_common", "t10_pi", "crc_t10dif", "crct10dif_common", "crct10dif_generic", "crc64", "crc64_rocksoft",
+	"crc64_rocksoft_generic",
 	"9pnet", "netfs", "fscache", "fuse", "jbd2", "mbcache", "crc16", "crc32c_generic", "libcrc32c", "rng_core",
 }
 

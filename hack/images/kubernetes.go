@@ -80,7 +80,8 @@ func (s *set) shell(ctx context.Context) (tree, error) {
 // curl, netcat, users, a directory for uploads, and the image that agnhost serves as a registry.
 func (s *set) agnhost(ctx context.Context, program string) (tree, error) {
 	data, err1 := os.ReadFile(program)
-	source, err2 := exec.CommandContext(ctx, "go", "list", "-C", "hack/kube", "-f", "{{.Dir}}", "k8s.io/kubernetes/test/images/agnhost/porter").Output()
+	source, err2 := exec.CommandContext(ctx, "go", "list", "-C", "hack/kube", "-f", "{{.Dir}}",
+		"k8s.io/kubernetes/test/images/agnhost/porter").Output()
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, err
 	}

@@ -189,7 +189,8 @@ func fakeModule(t *testing.T, needs string, aliases ...string) []byte {
 	for _, a := range aliases {
 		info += "alias=" + a + "\x00"
 	}
-	header := elf.Header64{Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Ehsize: 64, Shentsize: 64, Shnum: 3, Shstrndx: 2}
+	header := elf.Header64{Type: uint16(elf.ET_REL), Machine: uint16(elf.EM_X86_64), Version: 1, Ehsize: 64, Shentsize: 64, Shnum: 3,
+		Shstrndx: 2}
 	copy(header.Ident[:], elf.ELFMAG+"\x02\x01\x01")
 	header.Shoff = uint64(64 + len(info) + len(names))
 	sections := []elf.Section64{{},

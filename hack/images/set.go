@@ -227,7 +227,8 @@ func (s *set) own() {
 	// The program exits with the expected code only on the image's stop signal.
 	s.add(house+"stopsignal:1", v1.Config{
 		Env: env, StopSignal: "SIGUSR1",
-		Cmd: []string{"sh", "-c", "trap 'echo got USR1; exit 7' USR1; trap 'echo got TERM; exit 15' TERM; echo ready; while :; do sleep 1 & wait $!; done"},
+		Cmd: []string{"sh", "-c",
+			"trap 'echo got USR1; exit 7' USR1; trap 'echo got TERM; exit 15' TERM; echo ready; while :; do sleep 1 & wait $!; done"},
 	})
 	s.layered()
 	s.hostile()

@@ -197,7 +197,8 @@ func (im image) append(p layout.Path) (v1.Hash, error) {
 // appendIndex writes an image index. When skopeo copies an index, it marshals the index again, with the field order of
 // the image specification's Go types. So the index keeps its digest only if appendIndex uses the same order.
 func appendIndex(p layout.Path, name string, manifests []ocispec.Descriptor) (v1.Hash, error) {
-	data, err := json.Marshal(ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests})
+	data, err := json.Marshal(ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: manifests})
 	if err != nil {
 		return v1.Hash{}, err
 	}
@@ -223,7 +224,8 @@ func (im image) manifest(arch string) (v1.Image, error) {
 		}
 		layers = append(layers[:len(layers):len(layers)], l)
 	}
-	one, err := mutate.AppendLayers(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), layers...)
+	one, err := mutate.AppendLayers(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON),
+		layers...)
 	if err != nil {
 		return nil, err
 	}

@@ -27,7 +27,8 @@ var guest embed.FS
 
 // guestFiles maps each file's name in the directory guest to its path in the guest.
 var guestFiles = map[string]string{
-	"init": "init", "load": "lib/guest/load", "cloud-init": "bin/cloud-init", "files.awk": "lib/guest/files.awk", "network.awk": "lib/guest/network.awk", "dhcp": "lib/guest/dhcp", "power-button": "etc/acpi/PWRF/00000080",
+	"init": "init", "load": "lib/guest/load", "cloud-init": "bin/cloud-init", "files.awk": "lib/guest/files.awk",
+	"network.awk": "lib/guest/network.awk", "dhcp": "lib/guest/dhcp", "power-button": "etc/acpi/PWRF/00000080",
 	"info": "www/cgi-bin/info", "blob": "www/cgi-bin/blob", "count": "www/cgi-bin/count",
 }
 

@@ -30,18 +30,21 @@ var rows = []row{
 			"{{method}}": `histogram_quantile(0.99, sum by (method, le) (rate(tripod_cri_call_duration_seconds_bucket[$__rate_interval])))`,
 		}},
 		{"Memory and CPU of the daemon", "short", map[string]string{
-			"resident bytes": `process_resident_memory_bytes{job="tripod"}`, "cores": `rate(process_cpu_seconds_total{job="tripod"}[$__rate_interval])`,
+			"resident bytes": `process_resident_memory_bytes{job="tripod"}`,
+			"cores":          `rate(process_cpu_seconds_total{job="tripod"}[$__rate_interval])`,
 		}},
 		{"Connections", "short", map[string]string{"{{address}}": `sum by (address) (tripod_connections)`}},
 		{"Panics that were survived", "short", map[string]string{"panics": `increase(tripod_recovered_panics_total[$__rate_interval])`}},
 	}},
 	{"Containers of every kind", []panel{
 		{"CPU", "short", map[string]string{
-			"{{namespace}}/{{pod}}/{{container}}": `sum by (namespace, pod, container) (rate(container_cpu_usage_seconds_total{` + selected + `}[$__rate_interval]))`,
+			"{{namespace}}/{{pod}}/{{container}}": `sum by (namespace, pod, container) (rate(container_cpu_usage_seconds_total{` + selected +
+				`}[$__rate_interval]))`,
 		}},
 		{"CPU throttled", "percentunit", map[string]string{
 			"{{namespace}}/{{pod}}/{{container}}": `sum by (namespace, pod, container) (rate(container_cpu_cfs_throttled_periods_total{` + selected +
-				`}[$__rate_interval])) / sum by (namespace, pod, container) (rate(container_cpu_cfs_periods_total{` + selected + `}[$__rate_interval]))`,
+				`}[$__rate_interval])) / sum by (namespace, pod, container) (rate(container_cpu_cfs_periods_total{` + selected +
+				`}[$__rate_interval]))`,
 		}},
 		{"Memory, working set", "bytes", map[string]string{
 			"{{namespace}}/{{pod}}/{{container}}": `sum by (namespace, pod, container) (container_memory_working_set_bytes{` + selected + `})`,
@@ -57,19 +60,26 @@ var rows = []row{
 			"{{namespace}}/{{pod}} {{interface}}": `sum by (namespace, pod, interface) (rate(container_network_transmit_bytes_total{namespace=~"$namespace",pod=~"$pod"}[$__rate_interval]))`,
 		}},
 		{"Disk reads and writes", "Bps", map[string]string{
-			"{{namespace}}/{{pod}}/{{container}} read":  `sum by (namespace, pod, container) (rate(container_fs_reads_bytes_total{` + selected + `}[$__rate_interval]))`,
-			"{{namespace}}/{{pod}}/{{container}} write": `sum by (namespace, pod, container) (rate(container_fs_writes_bytes_total{` + selected + `}[$__rate_interval]))`,
+			"{{namespace}}/{{pod}}/{{container}} read": `sum by (namespace, pod, container) (rate(container_fs_reads_bytes_total{` + selected +
+				`}[$__rate_interval]))`,
+			"{{namespace}}/{{pod}}/{{container}} write": `sum by (namespace, pod, container) (rate(container_fs_writes_bytes_total{` + selected +
+				`}[$__rate_interval]))`,
 		}},
 		{"Disk usage", "bytes", map[string]string{
-			"{{namespace}}/{{pod}}/{{container}} {{device}}": `sum by (namespace, pod, container, device) (container_fs_usage_bytes{` + selected + `})`,
+			"{{namespace}}/{{pod}}/{{container}} {{device}}": `sum by (namespace, pod, container, device) (container_fs_usage_bytes{` + selected +
+				`})`,
 		}},
 		{"Waiting for CPU, memory and I/O", "percentunit", map[string]string{
-			"{{pod}}/{{container}} CPU":    `sum by (pod, container) (rate(container_pressure_cpu_waiting_seconds_total{` + selected + `}[$__rate_interval]))`,
-			"{{pod}}/{{container}} memory": `sum by (pod, container) (rate(container_pressure_memory_waiting_seconds_total{` + selected + `}[$__rate_interval]))`,
-			"{{pod}}/{{container}} I/O":    `sum by (pod, container) (rate(container_pressure_io_waiting_seconds_total{` + selected + `}[$__rate_interval]))`,
+			"{{pod}}/{{container}} CPU": `sum by (pod, container) (rate(container_pressure_cpu_waiting_seconds_total{` + selected +
+				`}[$__rate_interval]))`,
+			"{{pod}}/{{container}} memory": `sum by (pod, container) (rate(container_pressure_memory_waiting_seconds_total{` + selected +
+				`}[$__rate_interval]))`,
+			"{{pod}}/{{container}} I/O": `sum by (pod, container) (rate(container_pressure_io_waiting_seconds_total{` + selected +
+				`}[$__rate_interval]))`,
 		}},
 		{"Killed for lack of memory", "short", map[string]string{
-			"{{namespace}}/{{pod}}/{{container}}": `sum by (namespace, pod, container) (increase(container_oom_events_total{` + selected + `}[$__rate_interval])) > 0`,
+			"{{namespace}}/{{pod}}/{{container}}": `sum by (namespace, pod, container) (increase(container_oom_events_total{` + selected +
+				`}[$__rate_interval])) > 0`,
 		}},
 	}},
 	{"Components", []panel{
@@ -86,8 +96,10 @@ var rows = []row{
 	}},
 	{"Modules over MQTT", []panel{
 		{"Connected to the broker", "short", map[string]string{"{{instance}}": `tripod_edge_broker_connected`}},
-		{"Modules that ended", "short", map[string]string{"{{reason}}": `sum by (reason) (increase(tripod_edge_exited_modules_total[$__rate_interval]))`}},
-		{"Messages that were dropped", "short", map[string]string{"{{reason}}": `sum by (reason) (rate(tripod_edge_dropped_messages_total[$__rate_interval]))`}},
+		{"Modules that ended", "short",
+			map[string]string{"{{reason}}": `sum by (reason) (increase(tripod_edge_exited_modules_total[$__rate_interval]))`}},
+		{"Messages that were dropped", "short",
+			map[string]string{"{{reason}}": `sum by (reason) (rate(tripod_edge_dropped_messages_total[$__rate_interval]))`}},
 		{"Records of the orchestrator", "short", map[string]string{"{{type}} {{status}}": `tripod_orchestrator_records`}},
 	}},
 }
@@ -101,7 +113,9 @@ func dashboard() ([]byte, error) {
 	id, y := 0, 0
 	for _, r := range rows {
 		id++
-		panels = append(panels, object{"id": id, "type": "row", "title": r.title, "collapsed": false, "panels": []any{}, "gridPos": object{"x": 0, "y": y, "w": 2 * width, "h": 1}})
+		panels = append(panels,
+			object{"id": id, "type": "row", "title": r.title, "collapsed": false, "panels": []any{},
+				"gridPos": object{"x": 0, "y": y, "w": 2 * width, "h": 1}})
 		y++
 		for i, p := range r.panels {
 			id++

@@ -16,7 +16,8 @@ import (
 )
 
 func main() {
-	base := flag.String("base", "", "the `commit` to compare with; by default the merge base with origin/main or origin/HEAD, otherwise HEAD, or HEAD~1 if nothing has changed since")
+	base := flag.String("base", "",
+		"the `commit` to compare with; by default the merge base with origin/main or origin/HEAD, otherwise HEAD, or HEAD~1 if nothing has changed since")
 	unit := flag.String("unit", "./cmd/... ./internal/...", "the `patterns` of the packages with unit tests")
 	planOnly := flag.Bool("plan", false, "print the plan and run nothing")
 	flag.Parse()

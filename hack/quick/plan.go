@@ -53,7 +53,8 @@ func (r *repo) plan(files []string) *plan {
 	for _, name := range p.changed {
 		if r.unit[name] && r.packages[name].hasTests {
 			p.race = append(p.race, name)
-		} else if !r.unit[name] && strings.HasPrefix(name, "test/") && !slices.Contains(daemonTests, name) && !slices.Contains(p.rules, name) && r.packages[name].hasTests {
+		} else if !r.unit[name] && strings.HasPrefix(name, "test/") && !slices.Contains(daemonTests, name) && !slices.Contains(p.rules, name) &&
+			r.packages[name].hasTests {
 			p.left[name] = "has its own target in the Makefile"
 		}
 	}
@@ -196,7 +197,8 @@ func (p *plan) endToEnd() (n int) {
 
 // print prints what changed and what does not run. The steps print themselves.
 func (p *plan) print(w io.Writer) {
-	fmt.Fprintf(w, "%d files have changed since %s, in %d packages; %d packages depend on them.\n", len(p.files), p.base, len(p.changed), len(p.dependents))
+	fmt.Fprintf(w, "%d files have changed since %s, in %d packages; %d packages depend on them.\n", len(p.files), p.base, len(p.changed),
+		len(p.dependents))
 	line := func(what string, names []string) {
 		if len(names) > 0 {
 			fmt.Fprintf(w, "  %-10s %s\n", what, strings.Join(names, " "))

@@ -82,33 +82,42 @@ func TestPlan(t *testing.T) {
 			dependents: []string{"cmd/tripod", "internal/node", "internal/sandbox", "internal/sandbox/vm", "internal/stream"},
 			race:       []string{"internal/crilog"}, plain: []string{"internal/sandbox"},
 			daemon: map[string][]string{"test/e2e": {"TestLogs"}},
-			left:   map[string]string{"cmd/tripod": "a dependent of some 25 s", "internal/node": "a dependent of some 25 s", "internal/stream": "a dependent of some 20 s", "internal/sandbox/vm": "boots machines"},
+			left: map[string]string{"cmd/tripod": "a dependent of some 25 s", "internal/node": "a dependent of some 25 s",
+				"internal/stream": "a dependent of some 20 s", "internal/sandbox/vm": "boots machines"},
 		}},
 		{"only a test: no dependents, no daemon", []string{"internal/crilog/write_test.go", "internal/crilog/testdata/fuzz/a.go"}, plan{
 			format: []string{"internal/crilog/write_test.go"}, changed: []string{"internal/crilog"}, rules: rules, race: []string{"internal/crilog"},
 		}},
 		{"the contract runs what boots machines", []string{"internal/sandbox/sandbox.go"}, plan{
 			format: []string{"internal/sandbox/sandbox.go"}, changed: []string{"internal/sandbox"}, rules: rules, race: []string{"internal/sandbox"},
-			dependents: []string{"cmd/tripod", "internal/node", "internal/sandbox/vm"}, plain: []string{"cmd/tripod", "internal/node", "internal/sandbox/vm"},
-			daemon: map[string][]string{"test/e2e": {"TestLogs", "TestPodSandbox"}, "test/crash": {"TestN2InitProcessIsKilled"}},
+			dependents: []string{"cmd/tripod", "internal/node", "internal/sandbox/vm"},
+			plain:      []string{"cmd/tripod", "internal/node", "internal/sandbox/vm"},
+			daemon:     map[string][]string{"test/e2e": {"TestLogs", "TestPodSandbox"}, "test/crash": {"TestN2InitProcessIsKilled"}},
 		}},
-		{"an embedded file is code, also if it is a document; a removed file is not formatted", []string{"internal/config/help.md", "internal/crilog/gone.go"}, plan{
-			changed: []string{"internal/config", "internal/crilog"}, rules: rules, race: []string{"internal/crilog"},
-			dependents: []string{"cmd/tripod", "internal/node", "internal/sandbox", "internal/sandbox/vm", "internal/stream"}, plain: []string{"internal/sandbox"},
-			daemon: map[string][]string{"test/e2e": {"TestLogs", "TestPodSandbox"}},
-			left:   map[string]string{"cmd/tripod": "a dependent of some 25 s", "internal/node": "a dependent of some 25 s", "internal/stream": "a dependent of some 20 s", "internal/sandbox/vm": "boots machines"},
-		}},
+		{"an embedded file is code, also if it is a document; a removed file is not formatted",
+			[]string{"internal/config/help.md", "internal/crilog/gone.go"}, plan{
+				changed: []string{"internal/config", "internal/crilog"}, rules: rules, race: []string{"internal/crilog"},
+				dependents: []string{"cmd/tripod", "internal/node", "internal/sandbox", "internal/sandbox/vm", "internal/stream"},
+				plain:      []string{"internal/sandbox"},
+				daemon:     map[string][]string{"test/e2e": {"TestLogs", "TestPodSandbox"}},
+				left: map[string]string{"cmd/tripod": "a dependent of some 25 s", "internal/node": "a dependent of some 25 s",
+					"internal/stream": "a dependent of some 20 s", "internal/sandbox/vm": "boots machines"},
+			}},
 		{"a removed package breaks those that import it", []string{"internal/cdi/cdi.go"}, plan{
-			removed: []string{"internal/cdi"}, rules: rules, dependents: []string{"internal/cli"}, left: map[string]string{"internal/cli": "a dependent of some 4 s"},
+			removed: []string{"internal/cdi"}, rules: rules, dependents: []string{"internal/cli"},
+			left: map[string]string{"internal/cli": "a dependent of some 4 s"},
 		}},
 		{"documents", []string{"docs/spec.md", "internal/crilog/README.md"}, plan{rules: rules}},
-		{"a document that a package's test reads", []string{"docs/states.md"}, plan{changed: []string{"internal/node"}, rules: rules, race: []string{"internal/node"}}},
+		{"a document that a package's test reads", []string{"docs/states.md"},
+			plan{changed: []string{"internal/node"}, rules: rules, race: []string{"internal/node"}}},
 		{"a test with a daemon runs itself", []string{"test/e2e/top_test.go"}, plan{
-			format: []string{"test/e2e/top_test.go"}, changed: []string{"test/e2e"}, rules: rules, daemon: map[string][]string{"test/e2e": {"TestTop"}},
+			format: []string{"test/e2e/top_test.go"}, changed: []string{"test/e2e"}, rules: rules,
+			daemon: map[string][]string{"test/e2e": {"TestTop"}},
 		}},
 		{"what quick cannot run is said", []string{"sdk/go/server.go", "test/kubelet/job_test.go", "Makefile"}, plan{
 			format: []string{"test/kubelet/job_test.go"}, changed: []string{"test/kubelet"}, rules: rules,
-			left: map[string]string{"sdk/go": "another module: make lint, make test-unit", "test/kubelet": "has its own target in the Makefile", "Makefile": "belongs to no package"},
+			left: map[string]string{"sdk/go": "another module: make lint, make test-unit", "test/kubelet": "has its own target in the Makefile",
+				"Makefile": "belongs to no package"},
 		}},
 		{"nothing", nil, plan{}},
 	} {
@@ -129,7 +138,8 @@ func TestPlan(t *testing.T) {
 // TestPlanOfDependency tests that a changed dependency reaches every package, but no slow test.
 func TestPlanOfDependency(t *testing.T) {
 	p := made().plan([]string{"go.sum"})
-	if len(p.changed) != len(made().packages) || slices.Contains(p.plain, "internal/sandbox/vm") || slices.Contains(p.plain, "internal/node") || !slices.Contains(p.plain, "internal/crilog") {
+	if len(p.changed) != len(made().packages) || slices.Contains(p.plain, "internal/sandbox/vm") ||
+		slices.Contains(p.plain, "internal/node") || !slices.Contains(p.plain, "internal/crilog") {
 		t.Errorf("%+v", p)
 	}
 }
@@ -226,7 +236,8 @@ func TestPrograms(t *testing.T) {
 // TestSteps tests that the quickest steps come first and that only results that do not depend on programs are cached.
 func TestSteps(t *testing.T) {
 	p := &plan{
-		format: []string{"a.go"}, changed: []string{"internal/cli"}, dependents: []string{"internal/cri"}, rules: rules, race: []string{"internal/cli"},
+		format: []string{"a.go"}, changed: []string{"internal/cli"}, dependents: []string{"internal/cri"}, rules: rules,
+		race:  []string{"internal/cli"},
 		plain: []string{"internal/cri", "internal/edge/runtime/unitpods"}, daemon: map[string][]string{"test/e2e": {"TestLogs", "TestTop"}},
 	}
 	want := []string{

@@ -160,7 +160,8 @@ func table(w io.Writer, steps []step, records []*record, quiet map[string]int) {
 			notes = append(notes, fmt.Sprintf("%s failed with exit code %d", s.name, s.exit))
 		}
 		if q := quiet[s.name]; q > 0 && s.seconds > q+max(q/4, 10) {
-			notes = append(notes, fmt.Sprintf("%s took %d s, more than a quarter longer than the %d s of the quiet run in docs/testing.md", s.name, s.seconds, q))
+			notes = append(notes,
+				fmt.Sprintf("%s took %d s, more than a quarter longer than the %d s of the quiet run in docs/testing.md", s.name, s.seconds, q))
 		}
 		seconds += s.seconds
 		processor += s.processor

@@ -40,20 +40,23 @@ func TestVerdict(t *testing.T) {
 		green  bool
 		says   string
 	}{
-		"passed":            {run(module+"p", "TestA", "", "pass"), true, ""},
-		"skipped":           {run(module+"p", "TestA", "", "skip"), true, ""},
-		"failed":            {run(module+"p", "TestA", "", "fail"), false, "FAILED p TestA\n"},
-		"failed twice":      {run(module+"p", "TestA", "", "fail", "fail"), false, "FAILED p TestA\n"},
-		"three flaky":       {flaky(3), true, "FLAKY p TestFlaky0\nFLAKY p TestFlaky1\nFLAKY p TestFlaky2\n"},
-		"four flaky":        {flaky(4), false, "4 tests are flaky, and 3 are the limit"},
-		"flaky subtest":     {run(module+"p", "TestA/sub", "x", "fail") + run(module+"p", "TestA", "", "fail") + run(module+"p", "TestA/sub", "", "pass") + run(module+"p", "TestA", "", "pass"), true, "FLAKY p TestA/sub\n"},
-		"data race":         {run(module+"p", "TestA", "WARNING: DATA RACE\n", "fail", "pass"), false, "a data race"},
-		"panic":             {run(module+"p", "TestA", "panic: oh\n", "fail", "pass"), false, "a panic"},
-		"leak":              {run(module+"p", "TestA", "    x.go:1: left behind:\n", "fail", "pass"), false, "something is left behind"},
-		"leak of a subtest": {run(module+"p", "TestA/sub", "left behind:\n", "fail", "pass") + run(module+"p", "TestA", "", "fail", "pass"), false, "something is left behind"},
-		"crash":             {run(module+"test/crash", "TestA", "", "fail", "pass"), false, "crash tests are not repeated"},
-		"package":           {run(module+"p", "TestA", "", "pass") + `{"Action":"fail","Package":"` + module + `p"}` + "\n" + `{"Action":"pass","Package":"` + module + `p"}` + "\n", false, "FAILED p\n"},
-		"cut off":           {run(module+"p", "TestA", "", "fail") + `{"Action":"pa`, false, "FAILED p TestA\n"},
+		"passed":       {run(module+"p", "TestA", "", "pass"), true, ""},
+		"skipped":      {run(module+"p", "TestA", "", "skip"), true, ""},
+		"failed":       {run(module+"p", "TestA", "", "fail"), false, "FAILED p TestA\n"},
+		"failed twice": {run(module+"p", "TestA", "", "fail", "fail"), false, "FAILED p TestA\n"},
+		"three flaky":  {flaky(3), true, "FLAKY p TestFlaky0\nFLAKY p TestFlaky1\nFLAKY p TestFlaky2\n"},
+		"four flaky":   {flaky(4), false, "4 tests are flaky, and 3 are the limit"},
+		"flaky subtest": {run(module+"p", "TestA/sub", "x", "fail") + run(module+"p", "TestA", "", "fail") +
+			run(module+"p", "TestA/sub", "", "pass") + run(module+"p", "TestA", "", "pass"), true, "FLAKY p TestA/sub\n"},
+		"data race": {run(module+"p", "TestA", "WARNING: DATA RACE\n", "fail", "pass"), false, "a data race"},
+		"panic":     {run(module+"p", "TestA", "panic: oh\n", "fail", "pass"), false, "a panic"},
+		"leak":      {run(module+"p", "TestA", "    x.go:1: left behind:\n", "fail", "pass"), false, "something is left behind"},
+		"leak of a subtest": {run(module+"p", "TestA/sub", "left behind:\n", "fail", "pass") + run(module+"p", "TestA", "", "fail", "pass"),
+			false, "something is left behind"},
+		"crash": {run(module+"test/crash", "TestA", "", "fail", "pass"), false, "crash tests are not repeated"},
+		"package": {run(module+"p", "TestA", "", "pass") + `{"Action":"fail","Package":"` + module + `p"}` + "\n" +
+			`{"Action":"pass","Package":"` + module + `p"}` + "\n", false, "FAILED p\n"},
+		"cut off": {run(module+"p", "TestA", "", "fail") + `{"Action":"pa`, false, "FAILED p TestA\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "unit.all.json")

@@ -79,7 +79,8 @@ func (n *node) peer(ctx context.Context, program, title, name string, duration t
 	if err != nil {
 		return err
 	}
-	fmt.Printf("| %s | %.0f | %.0f | %.2f | %.0f | %.0f | %.1f | %.1f | %.1f | %.0f %% | %.0f %% |\n", title, mine, theirs, mine/theirs, took, native, took/native,
+	fmt.Printf("| %s | %.0f | %.0f | %.2f | %.0f | %.0f | %.1f | %.1f | %.1f | %.0f %% | %.0f %% |\n", title, mine, theirs, mine/theirs, took,
+		native, took/native,
 		median(machine[0].switches), median(machine[1].switches), 100*median(machine[0].idle), 100*median(machine[1].idle))
 	return nil
 }
@@ -93,7 +94,8 @@ type kernelFigures struct {
 func (k *kernelFigures) add(before, after procfs.Stat, calls float64) {
 	was, is := before.CPUTotal, after.CPUTotal
 	idle := is.Idle - was.Idle
-	busy := is.User + is.System + is.Nice + is.IRQ + is.SoftIRQ + is.Steal - was.User - was.System - was.Nice - was.IRQ - was.SoftIRQ - was.Steal
+	busy := is.User + is.System + is.Nice + is.IRQ + is.SoftIRQ +
+		is.Steal - was.User - was.System - was.Nice - was.IRQ - was.SoftIRQ - was.Steal
 	k.idle = append(k.idle, idle/(idle+busy))
 	k.switches = append(k.switches, float64(after.ContextSwitches-before.ContextSwitches)/calls)
 }

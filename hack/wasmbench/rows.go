@@ -51,7 +51,8 @@ func (n *node) calls(ctx context.Context, duration time.Duration) (err error) {
 	if mine, theirs, err = inTurns(ctx, own, bare, payload(largeSize), largeConcurrency, duration); err != nil {
 		return err
 	}
-	fmt.Printf("| 1 MiB each way, %d at a time, MB/s each way | %.0f | %.0f | %.2f |\n", largeConcurrency, megabytes(mine), megabytes(theirs), mine/theirs)
+	fmt.Printf("| 1 MiB each way, %d at a time, MB/s each way | %.0f | %.0f | %.2f |\n", largeConcurrency, megabytes(mine), megabytes(theirs),
+		mine/theirs)
 	cleartext := dialCleartext(component.ip + ":80")
 	defer cleartext.close()
 	if mine, err = rate(ctx, cleartext, payload(largeSize), largeConcurrency, 2*duration); err != nil {
@@ -65,7 +66,8 @@ func (n *node) calls(ctx context.Context, duration time.Duration) (err error) {
 func megabytes(calls float64) float64 { return calls * largeSize / 1e6 }
 
 // inTurns measures the rates of two connections alternately, and returns the median for each.
-func inTurns(ctx context.Context, own, bare *conn, frame []byte, concurrency int, duration time.Duration) (mine, theirs float64, err error) {
+func inTurns(ctx context.Context, own, bare *conn, frame []byte, concurrency int,
+	duration time.Duration) (mine, theirs float64, err error) {
 	return medians(own, bare, func(c *conn) (float64, error) { return rate(ctx, c, frame, concurrency, duration) })
 }
 
@@ -107,7 +109,8 @@ func (n *node) beside(ctx context.Context, bystander *conn, duration time.Durati
 		}
 		disturbed, medians[1] = append(disturbed, p99), append(medians[1], p50)
 	}
-	fmt.Printf("\n| a pod asked %d times a second | alone | beside a guest that spins | beside : alone |\n|---|---:|---:|---:|\n", bystanderRate)
+	fmt.Printf("\n| a pod asked %d times a second | alone | beside a guest that spins | beside : alone |\n|---|---:|---:|---:|\n",
+		bystanderRate)
 	fmt.Printf("| p50 in ms | %.2f | %.2f | %.2f |\n", median(medians[0]), median(medians[1]), median(medians[1])/median(medians[0]))
 	fmt.Printf("| p99 in ms | %.2f | %.2f | %.2f |\n", median(quiet), median(disturbed), median(disturbed)/median(quiet))
 	return nil

@@ -41,7 +41,8 @@ func (n *node) serveOne(ctx context.Context, program, file, name string, duratio
 	if err != nil {
 		return err
 	}
-	server := exec.CommandContext(ctx, program, "serve", "-S", "cli", "--addr", fmt.Sprintf("0.0.0.0:%d", echoPort), file) // JavaScript needs cli
+	// JavaScript needs cli
+	server := exec.CommandContext(ctx, program, "serve", "-S", "cli", "--addr", fmt.Sprintf("0.0.0.0:%d", echoPort), file)
 	server.Stderr = os.Stderr
 	stop, err := startIn(filepath.Join(n.netns, guest.id), server)
 	if err != nil {

@@ -57,7 +57,8 @@ func (d *Devices) find(names []string) (*cdi.Cache, error) {
 		for file, errs := range cache.GetErrors() {
 			damaged += fmt.Sprintf("; %s: %v", file, errs)
 		}
-		return nil, fmt.Errorf("CDI_devices: no file in %s describes the device %q%s: %w", strings.Join(d.dirs, ", "), name, damaged, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("CDI_devices: no file in %s describes the device %q%s: %w", strings.Join(d.dirs, ", "), name, damaged,
+			errdefs.ErrInvalidArgument)
 	}
 	return cache, nil
 }
@@ -106,14 +107,16 @@ func (d *Devices) blocks(names []string) ([]*runtimeapi.Device, error) {
 			return nil, fmt.Errorf("CDI_devices: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 		if rest := beyondDevices(s); rest != "" {
-			return nil, fmt.Errorf("CDI_devices: %q changes the container's %s: only block devices are possible: %w", name, rest, errdefs.ErrNotImplemented)
+			return nil, fmt.Errorf("CDI_devices: %q changes the container's %s: only block devices are possible: %w", name, rest,
+				errdefs.ErrNotImplemented)
 		}
 		nodes := cache.GetDevice(name).ContainerEdits.DeviceNodes
 		nodes = append(slices.Clone(cache.GetDevice(name).GetSpec().ContainerEdits.DeviceNodes), nodes...)
 		for _, n := range nodes {
 			at := slices.IndexFunc(s.Linux.Devices, func(made specs.LinuxDevice) bool { return made.Path == n.Path })
 			if at < 0 || s.Linux.Devices[at].Type != "b" {
-				return nil, fmt.Errorf("CDI_devices: %q has %s, which is not a block device: only block devices are possible: %w", name, n.Path, errdefs.ErrNotImplemented)
+				return nil, fmt.Errorf("CDI_devices: %q has %s, which is not a block device: only block devices are possible: %w", name, n.Path,
+					errdefs.ErrNotImplemented)
 			}
 			host, permissions := n.HostPath, n.Permissions
 			if host == "" {

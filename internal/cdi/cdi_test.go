@@ -52,7 +52,8 @@ func TestInject(t *testing.T) {
 	if r := s.Linux.Resources.Devices; len(r) != 1 || !r[0].Allow || *r[0].Minor != 3 {
 		t.Errorf("Inject: got rules %+v, want that the device is allowed", r)
 	}
-	if err := devices(t).Inject(s, []string{"vendor.com/class=moon"}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), `"vendor.com/class=moon"`) {
+	if err := devices(t).Inject(s, []string{"vendor.com/class=moon"}); !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), `"vendor.com/class=moon"`) {
 		t.Errorf("Inject of an unknown device: got error %v, want ErrInvalidArgument with its name", err)
 	}
 }
@@ -68,14 +69,16 @@ func TestBlocks(t *testing.T) {
 	}
 	had := proto.CloneOf(config)
 	as, err := devices(t).AsBlocks(config)
-	if err != nil || len(as.Devices) != 2 || as.Devices[1].HostPath != "/dev/host" || len(as.CDIDevices) != 0 || len(as.Annotations) != 1 || as.Annotations["other"] != "x" {
+	if err != nil || len(as.Devices) != 2 || as.Devices[1].HostPath != "/dev/host" || len(as.CDIDevices) != 0 || len(as.Annotations) != 1 ||
+		as.Annotations["other"] != "x" {
 		t.Errorf("AsBlocks: got %v, error %v; want the block device in the place of its names", as, err)
 	}
 	if !proto.Equal(config, had) {
 		t.Errorf("AsBlocks has changed the configuration: got %v, want %v", config, had)
 	}
 	for _, name := range []string{"char", "plain"} {
-		if _, err := devices(t).blocks([]string{"vendor.com/class=" + name}); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), name) {
+		if _, err := devices(t).blocks([]string{"vendor.com/class=" + name}); !errdefs.IsNotImplemented(err) ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("Blocks of %s: got error %v, want ErrNotImplemented with its name", name, err)
 		}
 	}

@@ -168,7 +168,8 @@ func (g Tree) Helpers(ctx context.Context) (string, error) {
 		return helpersDir, nil
 	}
 	// Before= makes it end after the daemon, when the host shuts down.
-	err := units.hold(ctx, helpersUnit, "tripod.slice", "Monitors, workers and sessions of Tripod's pods", systemd.PropBefore("tripod.service"))
+	err := units.hold(ctx, helpersUnit, "tripod.slice", "Monitors, workers and sessions of Tripod's pods",
+		systemd.PropBefore("tripod.service"))
 	if err != nil {
 		return "", err
 	}
@@ -235,7 +236,8 @@ func propertiesOf(writes []Write) (properties []systemd.Property, err error) {
 			if w.Value != "max" {
 				value, err = strconv.ParseUint(w.Value, 10, 64)
 			}
-			set(map[string]string{"memory.max": "MemoryMax", "memory.swap.max": "MemorySwapMax", "pids.max": "TasksMax", "cpu.weight": "CPUWeight"}[w.File], value)
+			set(map[string]string{"memory.max": "MemoryMax", "memory.swap.max": "MemorySwapMax", "pids.max": "TasksMax",
+				"cpu.weight": "CPUWeight"}[w.File], value)
 		case "cpu.max":
 			if w.Value == "max" {
 				set("CPUQuotaPerSecUSec", uint64(math.MaxUint64))

@@ -16,14 +16,17 @@ func TestPropertiesOf(t *testing.T) {
 		want   map[string]any
 	}{
 		"limits": {
-			writes: append(g.Limits(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 30, CpuQuota: 150_000, CpuPeriod: 50_000, CpuShares: 512}, nil),
+			writes: append(g.Limits(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 30, CpuQuota: 150_000, CpuPeriod: 50_000,
+				CpuShares: 512}, nil),
 				CPUSet(&runtimeapi.LinuxContainerResources{CpusetCpus: "0,2-3,9", CpusetMems: "0"})...),
-			want: map[string]any{"MemoryMax": uint64(1 << 30), "CPUQuotaPerSecUSec": uint64(3_000_000), "CPUQuotaPeriodUSec": uint64(50_000), "CPUWeight": uint64(20),
+			want: map[string]any{"MemoryMax": uint64(1 << 30), "CPUQuotaPerSecUSec": uint64(3_000_000), "CPUQuotaPeriodUSec": uint64(50_000),
+				"CPUWeight":   uint64(20),
 				"AllowedCPUs": []byte{0b1101, 0b10}, "AllowedMemoryNodes": []byte{1}},
 		},
 		"no limits": {
 			writes: append(g.Limits(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: -1, CpuQuota: -1}, nil), g.TaskLimit(nil)...),
-			want:   map[string]any{"MemoryMax": uint64(math.MaxUint64), "CPUQuotaPerSecUSec": uint64(math.MaxUint64), "TasksMax": uint64(math.MaxUint64)},
+			want: map[string]any{"MemoryMax": uint64(math.MaxUint64), "CPUQuotaPerSecUSec": uint64(math.MaxUint64),
+				"TasksMax": uint64(math.MaxUint64)},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -40,7 +43,8 @@ func TestPropertiesOf(t *testing.T) {
 			}
 		})
 	}
-	for _, bad := range []Write{{File: "io.max", Value: "8:0 rbps=1"}, {File: "memory.max", Value: "much"}, {File: "cpu.max", Value: "1"}, {File: "cpuset.cpus", Value: "x"}} {
+	for _, bad := range []Write{{File: "io.max", Value: "8:0 rbps=1"}, {File: "memory.max", Value: "much"}, {File: "cpu.max", Value: "1"},
+		{File: "cpuset.cpus", Value: "x"}} {
 		if p, err := propertiesOf([]Write{bad}); err == nil {
 			t.Errorf("%+v: got %v, want an error", bad, p)
 		}

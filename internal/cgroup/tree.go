@@ -204,7 +204,8 @@ func (g Tree) write(dir string, w Write) error {
 func (g Tree) Create(dir string) error {
 	if g.isUnit(dir) {
 		unit := path.Base(dir)
-		return units.hold(context.Background(), unit, path.Base(path.Dir(dir)), "Tripod "+strings.TrimPrefix(strings.TrimSuffix(unit, ".service"), Mark))
+		return units.hold(context.Background(), unit, path.Base(path.Dir(dir)),
+			"Tripod "+strings.TrimPrefix(strings.TrimSuffix(unit, ".service"), Mark))
 	}
 	for controller, root := range g.Roots {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
@@ -279,7 +280,8 @@ func (g Tree) Remove(ctx context.Context, dir string) error {
 // named reports whether the name of a cgroup is one that we give: it has Mark, or is that of a pod's slice below the default parent.
 func (g Tree) named(dir string) bool {
 	name := path.Base(dir)
-	return strings.HasPrefix(name, Mark) || g.isUnit(dir) && path.Ext(name) == ".slice" && strings.HasPrefix(name, strings.TrimSuffix(path.Base(g.Parent), ".slice")+"-")
+	return strings.HasPrefix(name, Mark) ||
+		g.isUnit(dir) && path.Ext(name) == ".slice" && strings.HasPrefix(name, strings.TrimSuffix(path.Base(g.Parent), ".slice")+"-")
 }
 
 func removeCgroup(ctx context.Context, full string) error {

@@ -184,7 +184,8 @@ func (c *Conn) read() (Message, error) {
 	}
 	h, length := parseHeader(head)
 	if uint64(length) > uint64(c.opts.MaxFrame) {
-		return Message{}, fmt.Errorf("frame of %d bytes: the limit is %d; the connection ends: %w", length, c.opts.MaxFrame, errdefs.ErrInvalidArgument)
+		return Message{}, fmt.Errorf("frame of %d bytes: the limit is %d; the connection ends: %w", length, c.opts.MaxFrame,
+			errdefs.ErrInvalidArgument)
 	}
 	payload, err := c.payload(int(length))
 	return Message{Header: h, Payload: payload}, err

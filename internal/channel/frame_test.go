@@ -35,9 +35,12 @@ var golden = []struct {
 	m    Message
 }{
 	{"create on index 0", "0c000000 80 00", `{"index": 0}`, Message{Header{true, 0, create}, []byte(`{"index": 0}`), nil}},
-	{"open channel fd 0, write, by a C peer", "11000000 80 03 00 02", "$SL/proc/stdio\x00", Message{Header{true, 0, OpenChannel}, []byte("\x00\x02$SL/proc/stdio\x00"), nil}},
-	{"open channel fd 0, readwrite", "10000000 80 03 00 03", "$SL/proc/stdio", Message{Header{true, 0, OpenChannel}, []byte("\x00\x03$SL/proc/stdio"), nil}},
-	{"publish on module 0, channel 0", "19000000 00 00", "hello argc=2 [a] SLTEST=1", Message{Header{false, 0, 0}, []byte("hello argc=2 [a] SLTEST=1"), nil}},
+	{"open channel fd 0, write, by a C peer", "11000000 80 03 00 02", "$SL/proc/stdio\x00",
+		Message{Header{true, 0, OpenChannel}, []byte("\x00\x02$SL/proc/stdio\x00"), nil}},
+	{"open channel fd 0, readwrite", "10000000 80 03 00 03", "$SL/proc/stdio",
+		Message{Header{true, 0, OpenChannel}, []byte("\x00\x03$SL/proc/stdio"), nil}},
+	{"publish on module 0, channel 0", "19000000 00 00", "hello argc=2 [a] SLTEST=1",
+		Message{Header{false, 0, 0}, []byte("hello argc=2 [a] SLTEST=1"), nil}},
 	{"module 0 exited", "14000000 80 02", `{"status": "exited"}`, Message{Header{true, 0, exited}, []byte(`{"status": "exited"}`), nil}},
 	{"delete module 0", "00000000 80 01", "", Message{Header{true, 0, remove}, []byte{}, nil}},
 	{"stop runtime", "00000000 80 02", "", Message{Header{true, 0, stop}, []byte{}, nil}},
@@ -238,7 +241,8 @@ func FuzzFrames(f *testing.F) {
 		f.Add(b, false)
 		f.Add(append(b, b...), true)
 	}
-	f.Add([]byte{13, 0, 0, 0, 0x80, 0x7f, 't', 'r', 'i', 'p', 'o', 'd', '-', 'w', 'i', 'd', 'e', '-', '1', 1, 0, 0, 0, 2, 0x80, 3, 0, 'x'}, true)
+	f.Add([]byte{13, 0, 0, 0, 0x80, 0x7f, 't', 'r', 'i', 'p', 'o', 'd', '-', 'w', 'i', 'd', 'e', '-', '1', 1, 0, 0, 0, 2, 0x80, 3, 0, 'x'},
+		true)
 	f.Fuzz(func(t *testing.T, stream []byte, wide bool) {
 		const limit = 1 << 10
 		conn := &bytesConn{r: bytes.NewReader(stream)}

@@ -79,7 +79,8 @@ func ParseOpen(payload []byte) (Open, error) {
 	rest := payload[2:]
 	if o.Flags&wideFD != 0 {
 		if len(rest) == 0 {
-			return Open{}, fmt.Errorf("open a channel: the flags announce a second byte of the number, which is missing: %w", errdefs.ErrInvalidArgument)
+			return Open{}, fmt.Errorf("open a channel: the flags announce a second byte of the number, which is missing: %w",
+				errdefs.ErrInvalidArgument)
 		}
 		o.FD |= int(rest[0]) << 8
 		o.Flags &^= wideFD

@@ -71,9 +71,12 @@ func TestCoversTopic(t *testing.T) {
 		filter, topic string
 		want          bool
 	}{
-		{"a/b", "a/b", true}, {"a/b", "a", false}, {"a", "a/b", false}, {"#", "a/b/c", true}, {"a/#", "a", true}, {"a/#", "a/b/c", true}, {"a/#", "ab", false},
-		{"+", "a", true}, {"+", "a/b", false}, {"+/+", "a/b", true}, {"+/+", "/", true}, {"/+", "/a", true}, {"+", "/a", false}, {"a/+", "a/", true}, {"a/+", "a", false},
-		{"a/+/c", "a/b/c", true}, {"a/+/c", "a/b/d", false}, {"#", "$SYS/a", false}, {"+/a", "$SYS/a", false}, {"$SYS/#", "$SYS/a", true}, {"$SYS/+", "$SYS/a", true},
+		{"a/b", "a/b", true}, {"a/b", "a", false}, {"a", "a/b", false}, {"#", "a/b/c", true}, {"a/#", "a", true}, {"a/#", "a/b/c", true},
+		{"a/#", "ab", false},
+		{"+", "a", true}, {"+", "a/b", false}, {"+/+", "a/b", true}, {"+/+", "/", true}, {"/+", "/a", true}, {"+", "/a", false},
+		{"a/+", "a/", true}, {"a/+", "a", false},
+		{"a/+/c", "a/b/c", true}, {"a/+/c", "a/b/d", false}, {"#", "$SYS/a", false}, {"+/a", "$SYS/a", false}, {"$SYS/#", "$SYS/a", true},
+		{"$SYS/+", "$SYS/a", true},
 		{"a/#", "a/$b", true}, {"a/+/#", "a", false}, {"a/+/#", "a/b", true},
 	} {
 		assert.Equal(t, c.want, Covers(c.filter, c.topic), "%s %s", c.filter, c.topic)

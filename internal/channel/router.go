@@ -27,8 +27,9 @@ func (k Key) moduleKey() moduleKey { return moduleKey{k.Runtime, k.Module} }
 // RouterOptions connect a Router to the broker, and set the Router's limits. The functions must neither block nor call
 // the Router. Calls to Subscribe and Unsubscribe do not overlap; calls to Publish can.
 type RouterOptions struct {
-	Publish     func(from Key, topic string, qos byte, payload []byte, settled func()) // settled is that of Router.Publish
-	Subscribe   func(filter string, qos byte)                                          // also called for a subscribed filter, to change its QoS or to get its retained messages again
+	Publish func(from Key, topic string, qos byte, payload []byte, settled func()) // settled is that of Router.Publish
+	// also called for a subscribed filter, to change its QoS or to get its retained messages again
+	Subscribe   func(filter string, qos byte)
 	Unsubscribe func(filter string)
 	// Held are the filters of the node's own subscriptions, with QoS 2. These subscriptions remain when a module closes
 	// a channel on the same filter.
@@ -120,7 +121,8 @@ func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte
 	case old != nil && (old.topic != c.topic || old.flags != c.flags):
 		return fmt.Errorf("channel %d is open on %q: close it before opening it on %q: %w", key.FD, old.topic, c.topic, errdefs.ErrAlreadyExists)
 	case old == nil && len(r.modules[key.moduleKey()]) >= r.opts.MaxChannels:
-		return fmt.Errorf("channel %d on %q: the module has %d open channels, which is the limit: %w", key.FD, o.Topic, r.opts.MaxChannels, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("channel %d on %q: the module has %d open channels, which is the limit: %w", key.FD, o.Topic, r.opts.MaxChannels,
+			errdefs.ErrResourceExhausted)
 	}
 	f, added := r.insert(c, old)
 	if f != nil {
@@ -253,7 +255,8 @@ func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*
 	case c == nil:
 		return nil, nil, fmt.Errorf("publish on channel %d of module %d: it is not open: %w", key.FD, key.Module, errdefs.ErrNotFound)
 	case !c.flags.CanWrite():
-		return nil, nil, fmt.Errorf("publish on channel %d of module %d: it is open for reading only: %w", key.FD, key.Module, errdefs.ErrPermissionDenied)
+		return nil, nil, fmt.Errorf("publish on channel %d of module %d: it is open for reading only: %w", key.FD, key.Module,
+			errdefs.ErrPermissionDenied)
 	case r.opts.MaxPayload > 0 && len(payload) > r.opts.MaxPayload:
 		return nil, nil, fmt.Errorf("publish %d bytes on channel %d of module %d: the limit is %d: %w",
 			len(payload), key.FD, key.Module, r.opts.MaxPayload, errdefs.ErrInvalidArgument)

@@ -272,7 +272,8 @@ func FuzzSubscriptionsCoverWhatIsOpen(f *testing.F) {
 }
 
 func TestMessagesWhileChannelsComeAndGo(t *testing.T) {
-	n := NewRouter(RouterOptions{Publish: func(Key, string, byte, []byte, func()) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
+	n := NewRouter(RouterOptions{Publish: func(Key, string, byte, []byte, func()) {}, Subscribe: func(string, byte) {},
+		Unsubscribe: func(string) {}})
 	sender := Key{"rt", 0, 0}
 	require.NoError(t, n.Open(sender, Open{Flags: Write, Topic: "t"}, "", func([]byte) {}))
 	var all sync.WaitGroup
@@ -317,7 +318,8 @@ func BenchmarkLoopback(b *testing.B) {
 
 // busyRouter makes a Router with 128 modules with 8 channels each. A message of the sender matches one of them.
 func busyRouter(tb testing.TB) (*Router, Key) {
-	n := NewRouter(RouterOptions{Publish: func(Key, string, byte, []byte, func()) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
+	n := NewRouter(RouterOptions{Publish: func(Key, string, byte, []byte, func()) {}, Subscribe: func(string, byte) {},
+		Unsubscribe: func(string) {}})
 	for m := range 128 {
 		for fd := range 8 {
 			o := Open{FD: fd, Flags: Read, Topic: fmt.Sprintf("app/%d/%d", m, fd)}

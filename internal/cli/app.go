@@ -60,7 +60,8 @@ func (a *App) Commands() []*cobra.Command {
 	all := append([]*cobra.Command{
 		a.podsCommand(), a.stoppCommand(), a.rmpCommand(), a.psCommand(), a.startCommand(), a.stopCommand(), a.rmCommand(),
 		a.imagesCommand(), a.pullCommand(), a.rmiCommand(), a.runpCommand(), a.createCommand(), a.runCommand(), a.logsCommand(),
-		a.execCommand(), a.attachCommand(), a.consoleCommand(), a.sshCommand(), a.portForwardCommand(), a.statsCommand(), a.topCommand(), a.infoCommand(), a.eventsCommand(),
+		a.execCommand(), a.attachCommand(), a.consoleCommand(), a.sshCommand(), a.portForwardCommand(), a.statsCommand(), a.topCommand(),
+		a.infoCommand(), a.eventsCommand(),
 	}, a.inspectCommands()...)
 	for _, c := range all {
 		c.GroupID = Group
@@ -71,7 +72,8 @@ func (a *App) Commands() []*cobra.Command {
 }
 
 func (a *App) endpointFlag(c *cobra.Command) {
-	c.Flags().StringVar(&a.endpoint, "endpoint", cmp.Or(os.Getenv(EndpointVariable), DefaultEndpoint), "CRI socket of the node ($"+EndpointVariable+")")
+	c.Flags().StringVar(&a.endpoint, "endpoint", cmp.Or(os.Getenv(EndpointVariable), DefaultEndpoint),
+		"CRI socket of the node ($"+EndpointVariable+")")
 }
 
 func (a *App) formatFlags(c *cobra.Command, quiet string) {

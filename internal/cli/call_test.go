@@ -44,9 +44,10 @@ func quicServer(t *testing.T) (address, ca string) {
 	t.Helper()
 	mux := http.NewServeMux()
 	const check = "/grpc.health.v1.Health/Check"
-	mux.Handle(check, connect.NewUnaryHandler(check, func(context.Context, *connect.Request[healthpb.HealthCheckRequest]) (*connect.Response[healthpb.HealthCheckResponse], error) {
-		return connect.NewResponse(&healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}), nil
-	}))
+	mux.Handle(check, connect.NewUnaryHandler(check,
+		func(context.Context, *connect.Request[healthpb.HealthCheckRequest]) (*connect.Response[healthpb.HealthCheckResponse], error) {
+			return connect.NewResponse(&healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}), nil
+		}))
 	mux.Handle(grpcreflect.NewHandlerV1(grpcreflect.NewStaticReflector("grpc.health.v1.Health")))
 	template := httptest.NewUnstartedServer(mux)
 	template.StartTLS()
@@ -80,7 +81,8 @@ func TestCall(t *testing.T) {
 	h2 := grpcServer(t)
 	h3, ca := quicServer(t)
 	for name, base := range map[string][]string{
-		"HTTP/2": {h2}, "HTTP/3": {"--http3", "--ca", ca, "--server-name", "example.com", h3}, "HTTP/3, any certificate": {"--http3", "--insecure", h3},
+		"HTTP/2": {h2}, "HTTP/3": {"--http3", "--ca", ca, "--server-name", "example.com", h3},
+		"HTTP/3, any certificate": {"--http3", "--insecure", h3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			call := func(args ...string) string {

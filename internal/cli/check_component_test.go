@@ -36,7 +36,9 @@ func TestCheckComponent(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"greeter-c":    {greeter, []string{"grpc (greet.v1.Greeter)", "core path", "no snapshots (the guest does not export tripod:grpc/snapshot", "no optional interfaces"}},
+		"greeter-c": {greeter,
+			[]string{"grpc (greet.v1.Greeter)", "core path", "no snapshots (the guest does not export tripod:grpc/snapshot",
+				"no optional interfaces"}},
 		"greeter-js":   {greeter, []string{"core path", "begin from a snapshot of their pod"}},
 		"command-go":   {nil, []string{"command; core path", "no snapshots (a command runs once)"}},
 		"hello-http-c": {nil, []string{"http; core path"}},
@@ -81,7 +83,8 @@ func TestCheckService(t *testing.T) {
 		t.Fatal(err)
 	}
 	ref := host + "/two:1"
-	if _, err := pushTo(t, examples+"greeter-c/greeter-c.wasm", ref, "--plain-http", "-I", filepath.Dir(two), "-I", examples+"greeter", "--proto", two, "--service", "greet.v1.Greeter"); err != nil {
+	if _, err := pushTo(t, examples+"greeter-c/greeter-c.wasm", ref, "--plain-http", "-I", filepath.Dir(two), "-I", examples+"greeter",
+		"--proto", two, "--service", "greet.v1.Greeter"); err != nil {
 		t.Fatal(err)
 	}
 	if line, _, err := checkOf(t, ref, "--plain-http"); err != nil || !strings.Contains(line, "grpc (greet.v1.Greeter);") {
@@ -127,7 +130,8 @@ func TestCheckRandom(t *testing.T) {
 	app := &App{Stdout: io.Discard, Stderr: &stderr}
 	c := app.PushCommand()
 	c.SetArgs([]string{file, "localhost:1/x:1", "--dry-run", "--docker-config", "", "--proto", examples + "greeter/greeter.proto"})
-	if err := c.ExecuteContext(t.Context()); err != nil || !strings.Contains(stderr.String(), "Math.random") || !strings.Contains(stderr.String(), "tripod push: core path") {
+	if err := c.ExecuteContext(t.Context()); err != nil || !strings.Contains(stderr.String(), "Math.random") ||
+		!strings.Contains(stderr.String(), "tripod push: core path") {
 		t.Errorf("push printed %q, %v; want the warning and the path", stderr.String(), err)
 	}
 }

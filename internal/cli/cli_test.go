@@ -80,7 +80,8 @@ func TestTableKeepsItsShape(t *testing.T) {
 
 func TestPrintFormats(t *testing.T) {
 	msg := &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{{Id: "sha256:1", RepoTags: []string{"a:b"}, Size: 5}}}
-	for format, want := range map[string]string{"json": `"id": "sha256:1"`, "yaml": "- id: sha256:1", "table": "people false", "wide": "people true"} {
+	for format, want := range map[string]string{"json": `"id": "sha256:1"`, "yaml": "- id: sha256:1", "table": "people false",
+		"wide": "people true"} {
 		var out bytes.Buffer
 		a := &App{Stdout: &out, format: format}
 		err := a.Print(msg, func(wide bool) error { _, err := fmt.Fprint(&out, "people ", wide); return err })
@@ -165,17 +166,20 @@ func TestStatusInOrder(t *testing.T) {
 
 func TestWords(t *testing.T) {
 	hex := strings.Repeat("0123456789abcdef", 4)
-	for in, want := range map[string]string{hex: "0123456789abc", "sha256:" + hex: "0123456789abc", "example.com:foo.Bar@1.2.3#0": "example.com:foo.Bar@1.2.3#0", "": ""} {
+	for in, want := range map[string]string{hex: "0123456789abc", "sha256:" + hex: "0123456789abc",
+		"example.com:foo.Bar@1.2.3#0": "example.com:foo.Bar@1.2.3#0", "": ""} {
 		if got := shortID(in); got != want {
 			t.Errorf("shortID(%q) = %q, want %q", in, got, want)
 		}
 	}
-	for in, want := range map[uint64]string{0: "0B", 999: "999B", 1000: "1kB", 2906556: "2.91MB", 999_999: "1MB", 1 << 40: "1.1TB", 1<<64 - 1: "18.4EB"} {
+	for in, want := range map[uint64]string{0: "0B", 999: "999B", 1000: "1kB", 2906556: "2.91MB", 999_999: "1MB", 1 << 40: "1.1TB",
+		1<<64 - 1: "18.4EB"} {
 		if got := size(in); got != want {
 			t.Errorf("size(%d) = %q, want %q", in, got, want)
 		}
 	}
-	for in, want := range map[string][2]string{"a.b:5000/c": {"a.b:5000/c", "<none>"}, "a.b:5000/c:d": {"a.b:5000/c", "d"}, "c": {"c", "<none>"}} {
+	for in, want := range map[string][2]string{"a.b:5000/c": {"a.b:5000/c", "<none>"}, "a.b:5000/c:d": {"a.b:5000/c", "d"},
+		"c": {"c", "<none>"}} {
 		if n, tag := splitTag(in); n != want[0] || tag != want[1] {
 			t.Errorf("splitTag(%q) = %q, %q; want %q", in, n, tag, want)
 		}
@@ -249,9 +253,12 @@ func TestRunConfigs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pod.GetMetadata().GetName() != "web" || pod.GetMetadata().GetUid() == "" || !strings.HasPrefix(pod.GetLogDirectory(), "/logs/default_web_") ||
-		len(pod.GetPortMappings()) != 1 || container.GetArgs()[2] != "true" || container.GetCommand() != nil || string(container.GetEnvs()[0].GetValue()) != "b=c" ||
-		!container.GetMounts()[0].GetReadonly() || container.GetMounts()[0].GetHostPath() != "/a" || container.GetMounts()[0].GetContainerPath() != "/b" {
+	if pod.GetMetadata().GetName() != "web" || pod.GetMetadata().GetUid() == "" ||
+		!strings.HasPrefix(pod.GetLogDirectory(), "/logs/default_web_") ||
+		len(pod.GetPortMappings()) != 1 || container.GetArgs()[2] != "true" || container.GetCommand() != nil ||
+		string(container.GetEnvs()[0].GetValue()) != "b=c" ||
+		!container.GetMounts()[0].GetReadonly() || container.GetMounts()[0].GetHostPath() != "/a" ||
+		container.GetMounts()[0].GetContainerPath() != "/b" {
 		t.Errorf("configs: got pod %v\nand container %v", pod, container)
 	}
 	o.command = true
@@ -261,12 +268,14 @@ func TestRunConfigs(t *testing.T) {
 	o = runOptions{entrypoint: "sh", workdir: "/srv", user: "7:8", privileged: true}
 	container, pod, err = o.configs([]string{"web", "-c", "true"})
 	sc := container.GetLinux().GetSecurityContext()
-	if err != nil || container.GetCommand()[0] != "sh" || container.GetArgs()[0] != "-c" || container.GetWorkingDir() != "/srv" || sc.GetRunAsUser().GetValue() != 7 ||
+	if err != nil || container.GetCommand()[0] != "sh" || container.GetArgs()[0] != "-c" || container.GetWorkingDir() != "/srv" ||
+		sc.GetRunAsUser().GetValue() != 7 ||
 		sc.GetRunAsGroup().GetValue() != 8 || !sc.GetPrivileged() || !pod.GetLinux().GetSecurityContext().GetPrivileged() {
 		t.Errorf("configs with --entrypoint, --workdir, --user and --privileged: got pod %v\nand container %v, error %v", pod, container, err)
 	}
 	o = runOptions{user: "www-data"}
-	if container, _, err = o.configs([]string{"web"}); err != nil || container.GetLinux().GetSecurityContext().GetRunAsUsername() != "www-data" {
+	if container, _, err = o.configs([]string{"web"}); err != nil ||
+		container.GetLinux().GetSecurityContext().GetRunAsUsername() != "www-data" {
 		t.Errorf("configs with --user: got %v, %v", container, err)
 	}
 	for _, bad := range []string{":8", "7:staff", "7:"} {
@@ -321,7 +330,8 @@ func TestArgumentsOfRun(t *testing.T) {
 
 func TestParseSince(t *testing.T) {
 	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
-	for text, want := range map[string]time.Time{"": {}, "10m": now.Add(-10 * time.Minute), "2026-01-31T11:00:00.5Z": now.Add(-time.Hour + time.Second/2)} {
+	for text, want := range map[string]time.Time{"": {}, "10m": now.Add(-10 * time.Minute),
+		"2026-01-31T11:00:00.5Z": now.Add(-time.Hour + time.Second/2)} {
 		if got, err := parseSince(text, now); err != nil || !got.Equal(want) {
 			t.Errorf("parseSince(%q) = %v, %v; want %v", text, got, err, want)
 		}

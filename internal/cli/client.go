@@ -60,7 +60,8 @@ func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Clie
 	}
 	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cri.MaxMessageSize)),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}, MinConnectTimeout: timeout}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.5,
+			MaxDelay: time.Second}, MinConnectTimeout: timeout}))
 	if err != nil {
 		_, _ = runtime.Close(ctx), images.Close(ctx)
 		return nil, err

@@ -115,7 +115,8 @@ func (a *App) componentTestCommand() *cobra.Command {
 	t.flags(f)
 	f.StringVar(&t.cases, "tests", "", "file with the cases (default: "+scaffold.TestsFile+")")
 	f.StringVar(&t.pattern, "run", "", "run only the cases whose names match this regular expression")
-	f.BoolVar(&t.profile, "profile", false, "show where the component is in each case that passes: in the first call of an instance, and in the second")
+	f.BoolVar(&t.profile, "profile", false,
+		"show where the component is in each case that passes: in the first call of an instance, and in the second")
 	f.DurationVar(&t.timeout, "timeout", 10*time.Minute, "timeout of the build, the compilation and all cases together")
 	a.outputFlag(c, f, formatTable, formatJSON, formatYAML)
 	return c

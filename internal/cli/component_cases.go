@@ -260,7 +260,8 @@ func (t *componentTest) runSuite(ctx context.Context, s *suite, guest standalone
 	c := config.Default()
 	worker, err := standalone.Start(ctx, standalone.Config{
 		Program: c.Wasm.Program, UID: c.Wasm.User, GID: c.Wasm.User, MaxMemory: c.Wasm.MaxMemory,
-		Holdings:       standalone.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes, Sockets: c.Wasm.MaxSockets},
+		Holdings: standalone.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes,
+			Sockets: c.Wasm.MaxSockets},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
 		QuickCode: c.Wasm.QuickCode && !t.profile, // the optimised code is what is measured
 	}, guest)

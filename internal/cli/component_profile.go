@@ -51,7 +51,8 @@ func (c *componentCase) profile(ctx context.Context, worker *standalone.Worker, 
 // compareProfiles lists the functions, those first that take more of the first call than of the second one.
 func compareProfiles(name string, first, second standalone.Profile) *caseProfile {
 	p := &caseProfile{
-		Name: name, First: first.Typical.Seconds(), Second: second.Typical.Seconds(), FirstMoments: len(first.Samples), SecondMoments: len(second.Samples),
+		Name: name, First: first.Typical.Seconds(), Second: second.Typical.Seconds(), FirstMoments: len(first.Samples),
+		SecondMoments: len(second.Samples),
 	}
 	firsts, seconds := inFunctions(first), inFunctions(second)
 	for function := range firsts {
@@ -91,7 +92,8 @@ func (p *caseProfile) print(out io.Writer) error {
 	if p.SecondMoments == 0 { // the instance does not live to it
 		second = func(float64) string { return "–" }
 	}
-	fmt.Fprintf(out, "%s: where the component is in a call (at %d and %d moments), with what a function calls:\n", printable(p.Name), p.FirstMoments, p.SecondMoments)
+	fmt.Fprintf(out, "%s: where the component is in a call (at %d and %d moments), with what a function calls:\n", printable(p.Name),
+		p.FirstMoments, p.SecondMoments)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "first\tsecond\t  of an instance\n%s\t%s\t  all\n", micros(p.First), second(p.Second))
 	for _, f := range p.Functions {

@@ -10,7 +10,8 @@ import (
 )
 
 func TestCompareProfiles(t *testing.T) {
-	first := standalone.Profile{Typical: 100 * time.Microsecond, Samples: [][]string{{"compile", "match", "handle"}, {"compile", "compile", "match", "handle"}, {"match", "handle"}, {"handle"}}}
+	first := standalone.Profile{Typical: 100 * time.Microsecond,
+		Samples: [][]string{{"compile", "match", "handle"}, {"compile", "compile", "match", "handle"}, {"match", "handle"}, {"handle"}}}
 	second := standalone.Profile{Typical: 40 * time.Microsecond, Samples: [][]string{{"match", "handle"}, {"handle"}}}
 	p := compareProfiles("greets", first, second)
 	var out bytes.Buffer

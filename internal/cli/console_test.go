@@ -11,7 +11,8 @@ import (
 func TestEscape(t *testing.T) {
 	for keys, cases := range map[string]map[string]string{
 		consoleKeys: {"ls\r": "ls\r", "a\x03b\x1b[A": "a\x03b\x1b[A", "ab\x1dcd": "ab", "\x1d": "", "": ""},
-		attachKeys:  {"ls\r": "ls\r", "ab\x10\x11cd": "ab", "\x10\x11": "", "a\x10b\x11": "a\x10b\x11", "\x10\x10\x11x": "\x10", "a\x10": "a\x10", "": ""},
+		attachKeys: {"ls\r": "ls\r", "ab\x10\x11cd": "ab", "\x10\x11": "", "a\x10b\x11": "a\x10b\x11", "\x10\x10\x11x": "\x10", "a\x10": "a\x10",
+			"": ""},
 	} {
 		for in, want := range cases {
 			for _, wrap := range []func(io.Reader) io.Reader{func(r io.Reader) io.Reader { return r }, iotest.OneByteReader, iotest.DataErrReader} {

@@ -134,7 +134,8 @@ func stateWord(s runtimeapi.ContainerState) string {
 
 func (a *App) startCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "start CONTAINER...", Short: "Start created containers", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completion(containerWords),
+		Use: "start CONTAINER...", Short: "Start created containers", Args: cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,

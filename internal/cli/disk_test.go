@@ -28,13 +28,15 @@ func (d *diskRuntime) ListContainers(context.Context, *runtimeapi.ListContainers
 
 func (*diskRuntime) ContainerStatus(context.Context, *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{
-		Id: "c", Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "i"}, ImageRef: "i", State: runtimeapi.ContainerState_CONTAINER_RUNNING, CreatedAt: 1, StartedAt: 1,
+		Id: "c", Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "i"}, ImageRef: "i",
+		State: runtimeapi.ContainerState_CONTAINER_RUNNING, CreatedAt: 1, StartedAt: 1,
 	}, Info: map[string]string{"info": `{"disks": [
 		{"name": "a", "path": "/dev/a", "phase": "attached", "lun": 0, "device": 7}, {"name": "b", "path": "/dev/b", "phase": "detaching", "readOnly": true, "lun": 1, "device": 8}
 	]}`}}, nil
 }
 
-func (d *diskRuntime) UpdateContainerResources(_ context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+func (d *diskRuntime) UpdateContainerResources(_ context.Context,
+	req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	d.updates = append(d.updates, req)
 	return &runtimeapi.UpdateContainerResourcesResponse{}, nil
 }

@@ -47,8 +47,10 @@ func (a *App) EdgeCommand(wrap func(*cobra.Command)) *cobra.Command {
 broker; commands that list something ask the orchestrator's REST interface.`,
 	}
 	f := c.PersistentFlags()
-	f.StringVar(&o.broker, "broker", cmp.Or(os.Getenv(BrokerVariable), DefaultBroker), "MQTT broker, mqtt:// or mqtts:// ($"+BrokerVariable+")")
-	f.StringVar(&o.orchestrator, "orchestrator", cmp.Or(os.Getenv(OrchestratorVariable), DefaultOrchestrator), "REST interface of the orchestrator ($"+OrchestratorVariable+")")
+	f.StringVar(&o.broker, "broker", cmp.Or(os.Getenv(BrokerVariable), DefaultBroker),
+		"MQTT broker, mqtt:// or mqtts:// ($"+BrokerVariable+")")
+	f.StringVar(&o.orchestrator, "orchestrator", cmp.Or(os.Getenv(OrchestratorVariable), DefaultOrchestrator),
+		"REST interface of the orchestrator ($"+OrchestratorVariable+")")
 	f.StringVar(&o.realm, "realm", "realm", "first level of the protocol's topics")
 	f.IntVar(&o.protocol, "protocol", 5, "version of MQTT: 5, or 4 for 3.1.1")
 	f.StringVar(&o.user, "user", "", "user at the broker")
@@ -106,7 +108,8 @@ func (o *edgeOptions) connect(ctx context.Context) (*edgeClient, error) {
 	defer cancel()
 	if err := e.WaitConnected(waiting); err != nil {
 		e.close()
-		return nil, fmt.Errorf("the broker %s did not accept this client within %s: are --user, --password-file, --cert and --protocol right? %w", o.broker, o.timeout, err)
+		return nil, fmt.Errorf("the broker %s did not accept this client within %s: are --user, --password-file, --cert and --protocol right? %w",
+			o.broker, o.timeout, err)
 	}
 	return e, nil
 }
@@ -133,7 +136,8 @@ func (o *edgeOptions) checkBroker(ctx context.Context) error {
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
 	if err != nil {
-		return fmt.Errorf("no broker answers at %s: is the daemon running with [edge] enabled, or another broker? Name it with --broker (%v): %w", o.broker, err, errdefs.ErrUnavailable)
+		return fmt.Errorf("no broker answers at %s: is the daemon running with [edge] enabled, or another broker? Name it with --broker (%v): %w",
+			o.broker, err, errdefs.ErrUnavailable)
 	}
 	return conn.Close()
 }

@@ -20,7 +20,8 @@ var brokerVersions = map[byte]string{3: "3.1", 4: "3.1.1", 5: "5.0"}
 func (a *App) edgeClients(o *edgeOptions) *cobra.Command {
 	return &cobra.Command{
 		Use: "clients", Short: "List the sessions of the embedded broker, with the messages that wait in each", Args: cobra.NoArgs,
-		Long: `The list comes from the topic ` + broker.SessionsTopic + `, which only the embedded broker has. With users, the user needs the right to read it.`,
+		Long: `The list comes from the topic ` + broker.SessionsTopic +
+			`, which only the embedded broker has. With users, the user needs the right to read it.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			sessions, err := o.sessions(c.Context())
 			if err != nil {
@@ -37,7 +38,8 @@ func (a *App) edgeClients(o *edgeOptions) *cobra.Command {
 					if !s.Connected {
 						state = "left " + age(s.Since.UnixNano())
 					}
-					row := []string{s.Client, cmp.Or(s.User, "-"), state, strconv.Itoa(s.Subscriptions), strconv.Itoa(s.Queued), size(uint64(s.QueuedBytes))}
+					row := []string{s.Client, cmp.Or(s.User, "-"), state, strconv.Itoa(s.Subscriptions), strconv.Itoa(s.Queued),
+						size(uint64(s.QueuedBytes))}
 					if wide {
 						row = append(row, cmp.Or(s.Address, "-"), cmp.Or(brokerVersions[s.Level], "-"), s.Expiry.Round(time.Second).String())
 					}
@@ -74,6 +76,7 @@ func (o *edgeOptions) sessions(ctx context.Context) ([]broker.Session, error) {
 		}
 		return others, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("the broker %s has no list of sessions; only the embedded broker of tripod has one: %w", o.broker, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("the broker %s has no list of sessions; only the embedded broker of tripod has one: %w", o.broker,
+			errdefs.ErrUnavailable)
 	}
 }

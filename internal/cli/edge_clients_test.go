@@ -14,7 +14,8 @@ import (
 // TestEdgeClients lists a client that is connected and one that is away with a message, as a table and as JSON, and asks
 // as a user who may not see the list.
 func TestEdgeClients(t *testing.T) {
-	b, err := broker.New(broker.Config{Address: "127.0.0.1:0", Users: []broker.User{{Name: "admin", Realms: []string{"t"}, Read: []string{"$SYS/#"}}, {Name: "other"}}})
+	b, err := broker.New(broker.Config{Address: "127.0.0.1:0",
+		Users: []broker.User{{Name: "admin", Realms: []string{"t"}, Read: []string{"$SYS/#"}}, {Name: "other"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +46,8 @@ func TestEdgeClients(t *testing.T) {
 			t.Fatalf("clients -o json: got %s, error %v", out, err)
 		}
 	}
-	if a, h := sessions[0], sessions[1]; a.Client != "away" || a.Connected || a.Queued != 1 || a.QueuedBytes != 7 || a.Subscriptions != 1 || a.Expiry != time.Hour || h.Client != "here" || !h.Connected || h.Level != 5 || len(sessions) != 2 {
+	if a, h := sessions[0], sessions[1]; a.Client != "away" || a.Connected || a.Queued != 1 || a.QueuedBytes != 7 || a.Subscriptions != 1 ||
+		a.Expiry != time.Hour || h.Client != "here" || !h.Connected || h.Level != 5 || len(sessions) != 2 {
 		t.Errorf("clients -o json: got %+v, want away with a message of 7 bytes, and here", sessions)
 	}
 	out, err := edge(t, "clients", "--broker", b.URL(), "--user", "admin", "-o", "wide")

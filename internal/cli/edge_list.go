@@ -13,7 +13,8 @@ import (
 func (a *App) edgePs(o *edgeOptions) *cobra.Command {
 	var all, quiet bool
 	c := &cobra.Command{
-		Use: "ps [MODULE...]", Short: "List modules that are alive, queued, exiting or lost (-a: dead ones too)", ValidArgsFunction: a.completeEdge(o, "modules"),
+		Use: "ps [MODULE...]", Short: "List modules that are alive, queued, exiting or lost (-a: dead ones too)",
+		ValidArgsFunction: a.completeEdge(o, "modules"),
 		Long: `List modules that are alive, queued, exiting or lost. Those of the orchestrator come from its REST interface, those of desired documents
 (docs/edge.md), which no orchestrator knows, from the reports that the managers retain at the broker.`,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -17,12 +17,14 @@ func (a *App) edgeLogs(o *edgeOptions) *cobra.Command {
 	var follow, previous bool
 	var tail int
 	c := &cobra.Command{
-		Use: "logs MODULE", Short: "Print a module's log: what its node keeps, or with -f from now on", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
+		Use: "logs MODULE", Short: "Print a module's log: what its node keeps, or with -f from now on", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeEdge(o, "modules"),
 		Long: `Print a module's log. Without -f, this is what the module's node keeps: the latest lines of the current run or, if the module has ended or
 with --previous, of its last ended run. With -f, it is the log from now on, until the module ends.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if follow && (previous || tail != 0) || tail < 0 {
-				return fmt.Errorf("--follow prints the log from now on, without --previous and --tail, and --tail is 0 or more: %w", errdefs.ErrInvalidArgument)
+				return fmt.Errorf("--follow prints the log from now on, without --previous and --tail, and --tail is 0 or more: %w",
+					errdefs.ErrInvalidArgument)
 			}
 			record, err := a.findModule(c.Context(), o, args[0])
 			if err != nil {
@@ -77,7 +79,8 @@ func (a *App) keptLog(ctx context.Context, o *edgeOptions, record *edgeRecord, p
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return fmt.Errorf("the node of module %s has not answered within %s: does its daemon run, and does it keep logs? %w", record.UUID, o.timeout, errdefs.ErrUnavailable)
+			return fmt.Errorf("the node of module %s has not answered within %s: does its daemon run, and does it keep logs? %w", record.UUID,
+				o.timeout, errdefs.ErrUnavailable)
 		}
 	}
 }
@@ -110,7 +113,8 @@ func (a *App) printKept(record *edgeRecord, answer json.RawMessage) error {
 
 func (a *App) edgeFollow(ctx context.Context, o *edgeOptions, record *edgeRecord) error {
 	if record.Status == "D" {
-		return fmt.Errorf("module %s is dead and logs nothing more; `tripod edge logs` without -f prints its last log: %w", record.UUID, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("module %s is dead and logs nothing more; `tripod edge logs` without -f prints its last log: %w", record.UUID,
+			errdefs.ErrFailedPrecondition)
 	}
 	client, err := o.connect(ctx)
 	if err != nil {

@@ -73,19 +73,23 @@ func TestKeptLogs(t *testing.T) {
 		return string(raw)
 	})
 	at := []string{"--broker", url, "--orchestrator", server.URL}
-	for want, args := range map[string][]string{"m-1 false 0\n": {"logs", "m-1"}, "m-1 true 5\n": {"logs", "--previous", "--tail", "5", "m-1"}} {
+	for want, args := range map[string][]string{"m-1 false 0\n": {"logs", "m-1"},
+		"m-1 true 5\n": {"logs", "--previous", "--tail", "5", "m-1"}} {
 		out, notes, err := edgeNotes(t, append(args, at...)...)
 		if err != nil || out != want || !strings.Contains(notes, "the beginning of this log") {
 			t.Errorf("%v: got %q, notes %q and error %v, want %q", args, out, notes, err, want)
 		}
 	}
-	if _, err := edge(t, "pub", "-R", "-q", "1", "realm/proc/reported/rt-1", `{"uuid":"rt-1","modules":[{"uuid":"d-1","name":"meter","state":"finished","origin":"desired"}]}`, "--broker", url); err != nil {
+	if _, err := edge(t, "pub", "-R", "-q", "1", "realm/proc/reported/rt-1",
+		`{"uuid":"rt-1","modules":[{"uuid":"d-1","name":"meter","state":"finished","origin":"desired"}]}`, "--broker", url); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := edge(t, append([]string{"logs", "meter"}, at...)...); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "no log of an ended run is kept") {
+	if _, err := edge(t, append([]string{"logs", "meter"}, at...)...); !errdefs.IsNotFound(err) ||
+		!strings.Contains(err.Error(), "no log of an ended run is kept") {
 		t.Errorf("logs of a module without a log: got error %v, want the node's answer", err)
 	}
-	if _, err := edge(t, append([]string{"logs", "-f", "m-1"}, at...)...); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "without -f") {
+	if _, err := edge(t, append([]string{"logs", "-f", "m-1"}, at...)...); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "without -f") {
 		t.Errorf("logs -f of a dead module: got error %v, want what to do", err)
 	}
 	if _, err := edge(t, append([]string{"logs", "m-2"}, at...)...); !errdefs.IsFailedPrecondition(err) {

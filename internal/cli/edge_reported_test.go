@@ -59,13 +59,15 @@ func TestDesiredModules(t *testing.T) {
 	}
 	out, notes, err := edgeNotes(t, "ps", "--broker", url, "--orchestrator", server.URL)
 	rows := rowsOf(out)
-	if err != nil || notes != "" || len(rows) != 5 || rows["m-1"] != "m-1 a alive orchestrator rt-1 /srv/a.wasm -" || rows["d-1"] != "d-1 meter alive desired rt-1 /srv/meter.wasm trap, code 134" ||
+	if err != nil || notes != "" || len(rows) != 5 || rows["m-1"] != "m-1 a alive orchestrator rt-1 /srv/a.wasm -" ||
+		rows["d-1"] != "d-1 meter alive desired rt-1 /srv/meter.wasm trap, code 134" ||
 		rows["d-2"] != "d-2 bad waiting desired rt-1 - no such program" || rows["d-4"] != "d-4 gone lost desired rt-2 - -" {
 		t.Errorf("ps: got error %v, notes %q and\n%s\nwant the modules of both origins that are not dead", err, notes, out)
 	}
 	out, notes, err = edgeNotes(t, "ps", "-a", "--broker", url, "--orchestrator", "http://"+none)
 	rows = rowsOf(out)
-	if err != nil || !strings.Contains(notes, "modules of the orchestrator are not listed: no orchestrator answers") || len(rows) != 5 || rows["d-3"] != "d-3 once dead desired rt-1 - exited, code 3" {
+	if err != nil || !strings.Contains(notes, "modules of the orchestrator are not listed: no orchestrator answers") || len(rows) != 5 ||
+		rows["d-3"] != "d-3 once dead desired rt-1 - exited, code 3" {
 		t.Errorf("ps -a without an orchestrator: got error %v, notes %q and\n%s\nwant the modules of desired documents", err, notes, out)
 	}
 	out, notes, err = edgeNotes(t, "ps", "--broker", "mqtt://"+none, "--orchestrator", server.URL)
@@ -75,7 +77,8 @@ func TestDesiredModules(t *testing.T) {
 	for _, q := range []string{"d-2", "bad", "2"} {
 		var records []map[string]any
 		out, err = edge(t, "ps", q, "-o", "json", "--broker", url, "--orchestrator", server.URL)
-		if err != nil || json.Unmarshal([]byte(out), &records) != nil || len(records) != 1 || records[0]["uuid"] != "d-2" || records[0]["origin"] != "desired" || records[0]["error"] != "no such program" {
+		if err != nil || json.Unmarshal([]byte(out), &records) != nil || len(records) != 1 || records[0]["uuid"] != "d-2" ||
+			records[0]["origin"] != "desired" || records[0]["error"] != "no such program" {
 			t.Errorf("ps %s -o json: got error %v and\n%s\nwant the module d-2", q, err, out)
 		}
 	}

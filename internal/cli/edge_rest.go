@@ -15,8 +15,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// edgeRecord is the record of a runtime or a module, from the orchestrator or a manager's report. raw is the whole record; the other fields are for
-// tables.
+// edgeRecord is the record of a runtime or a module, from the orchestrator or a manager's report. raw is the whole record; the
+// other fields are for tables.
 type edgeRecord struct {
 	raw json.RawMessage
 
@@ -132,7 +132,8 @@ func (o *edgeOptions) get(ctx context.Context, path string, into any) error {
 	case response.StatusCode == http.StatusNotFound:
 		return errdefs.ErrNotFound
 	case response.StatusCode != http.StatusOK:
-		return fmt.Errorf("the orchestrator at %s answers %s to GET %s: %s", o.orchestrator, response.Status, path, bytes.TrimSpace(body[:min(len(body), 300)]))
+		return fmt.Errorf("the orchestrator at %s answers %s to GET %s: %s", o.orchestrator, response.Status, path,
+			bytes.TrimSpace(body[:min(len(body), 300)]))
 	}
 	if err := json.Unmarshal(body, into); err != nil {
 		return fmt.Errorf("the server at %s is not an orchestrator: %w", o.orchestrator, err)

@@ -77,11 +77,13 @@ standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with
 	f.StringArrayVar(&m.dirs, "dir", nil, "directory of the node to share with the module, below one of the node's edge.dir_roots")
 	f.StringVar(&m.restart, "restart", wire.RestartNever, "restart the module when it ends: always, on-failure or never")
 	f.StringSliceVar(&m.apis, "api", nil, "API that the runtime must offer, if the orchestrator chooses it")
-	f.BoolVar(&m.upload, "upload", false, "FILE is a file of this machine: import it as an image of this machine's node, and run the module there")
+	f.BoolVar(&m.upload, "upload", false,
+		"FILE is a file of this machine: import it as an image of this machine's node, and run the module there")
 	a.endpointFlag(c)
 	f.BoolVarP(&m.detach, "detach", "d", false, "do not wait until it runs")
 	_ = c.RegisterFlagCompletionFunc("runtime", a.completeEdge(o, "runtimes"))
-	_ = c.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{wire.RestartAlways, wire.RestartOnFailure, wire.RestartNever}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("restart",
+		cobra.FixedCompletions([]string{wire.RestartAlways, wire.RestartOnFailure, wire.RestartNever}, cobra.ShellCompDirectiveNoFileComp))
 	return c
 }
 
@@ -89,7 +91,8 @@ standard streams. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with
 func (m edgeModule) data(args []string) (wire.ModuleData, error) {
 	name := cmp.Or(m.name, nameOf(strings.TrimSuffix(filepath.Base(args[0]), ".wasm")))
 	fields := map[string]any{
-		"type": "module", "uuid": cmp.Or(m.uuid, uuid.NewString()), "name": name, "restart": m.restart, "args": append([]string{name}, args[1:]...),
+		"type": "module", "uuid": cmp.Or(m.uuid, uuid.NewString()), "name": name, "restart": m.restart,
+		"args": append([]string{name}, args[1:]...),
 	}
 	if m.image != "" {
 		fields["image"] = m.image

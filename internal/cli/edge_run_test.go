@@ -48,10 +48,14 @@ func TestAwaitRuntime(t *testing.T) {
 }
 
 func TestAwaitRuntimeEnds(t *testing.T) {
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"count":0,"start":0,"results":[]}`) }))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+		_ *http.Request) {
+		fmt.Fprint(w, `{"count":0,"start":0,"results":[]}`)
+	}))
 	defer server.Close()
 	o := &edgeOptions{orchestrator: server.URL, timeout: 1}
-	if err := (&App{Stderr: io.Discard}).awaitRuntime(t.Context(), o, ""); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "[edge] enabled") {
+	if err := (&App{Stderr: io.Discard}).awaitRuntime(t.Context(), o, ""); !errdefs.IsUnavailable(err) ||
+		!strings.Contains(err.Error(), "[edge] enabled") {
 		t.Errorf("without a runtime: got error %v, want unavailable and what to do", err)
 	}
 	o = &edgeOptions{orchestrator: "http://" + closed(t), timeout: time.Hour}

@@ -15,7 +15,9 @@ import (
 
 func (a *App) edgeStop(o *edgeOptions) *cobra.Command {
 	return &cobra.Command{
-		Use: "stop MODULE...", Short: "Delete modules and wait until they have ended", Long: "Delete modules and wait until they have ended. A module that has already ended is no error.", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
+		Use: "stop MODULE...", Short: "Delete modules and wait until they have ended",
+		Long: "Delete modules and wait until they have ended. A module that has already ended is no error.", Args: cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completeEdge(o, "modules"),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx := c.Context()
 			client, err := o.connect(ctx)
@@ -80,7 +82,8 @@ func (o *edgeOptions) stopModule(ctx context.Context, client *edgeClient, module
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return ctx.Err()
 			}
-			return fmt.Errorf("module %s has not ended after %s, it is %s: is its node running? %w", module, o.timeout, state, errdefs.ErrUnavailable)
+			return fmt.Errorf("module %s has not ended after %s, it is %s: is its node running? %w", module, o.timeout, state,
+				errdefs.ErrUnavailable)
 		}
 	}
 }

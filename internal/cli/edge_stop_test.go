@@ -21,7 +21,8 @@ func TestStopOfStoppedModule(t *testing.T) {
 	if err != nil || notes != "tripod edge stop: module m-3 is already stopped\n" || out != "m-3\n" {
 		t.Errorf("stop of a dead module: got %q, %q, error %v; want that it is stopped", out, notes, err)
 	}
-	if _, notes, err = edgeNotes(t, "stop", "nobody", "--broker", url, "--orchestrator", server.URL); err == nil || !strings.Contains(notes, "no module has the uuid or the name") {
+	if _, notes, err = edgeNotes(t, "stop", "nobody", "--broker", url, "--orchestrator", server.URL); err == nil ||
+		!strings.Contains(notes, "no module has the uuid or the name") {
 		t.Errorf("stop of an unknown module: got %q, error %v; want an error", notes, err)
 	}
 }

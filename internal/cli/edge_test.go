@@ -61,7 +61,8 @@ func TestModuleData(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if data.File() != filepath.Join(dir, "upper.wasm") || data.Image() != "" || data.Name() != "upper" || data.Parent() != "wasm" || data.UUID() == "" || data.Restart() != "always" {
+	if data.File() != filepath.Join(dir, "upper.wasm") || data.Image() != "" || data.Name() != "upper" || data.Parent() != "wasm" ||
+		data.UUID() == "" || data.Restart() != "always" {
 		t.Errorf("data: got %s, want the module of the flags", data.Bytes())
 	}
 	if got := data.Args(); !reflect.DeepEqual(got, []string{"upper", "-v", "x"}) {
@@ -89,26 +90,37 @@ func TestModuleWatch(t *testing.T) {
 		return w
 	}
 	exited := func(status string) mqtt.Message {
-		return mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"object_id":"x","action":"exited","type":"arts_req","data":{"type":"module","uuid":"module","status":` + status + `}}`)}
+		return mqtt.Message{Topic: topics.ControlOf("rt"),
+			Payload: []byte(`{"object_id":"x","action":"exited","type":"arts_req","data":{"type":"module","uuid":"module","status":` + status +
+				`}}`)}
 	}
 	for name, test := range map[string]struct {
 		message mqtt.Message
 		done    bool
 		want    string // in the error
 	}{
-		"it runs":             {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"other","state":"running"},{"uuid":"module","state":"running"}]}`)}, true, ""},
-		"it is pending":       {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"module","state":"pending"}]}`)}, false, ""},
-		"no report":           {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte("x")}, false, ""},
-		"done already":        {exited(`{"code":0,"reason":"exited"}`), true, ""},
-		"a public exit":       {exited(`"exited"`), true, ""},
-		"failed":              {exited(`{"code":125,"reason":"exited","message":"no such file"}`), true, "exited, code 125, no such file"},
-		"its file is missing": {exited(`{"code":125,"reason":"exited","message":"file: /home/x.wasm: no such file"}`), true, "a path on the module's node, below one of its edge.module_roots"},
-		"of another":          {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"action":"exited","type":"arts_req","data":{"uuid":"other"}}`)}, false, ""},
-		"the create itself":   {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"action":"create","type":"arts_req","data":{"uuid":"module"}}`)}, false, ""},
-		"junk":                {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{`)}, false, ""},
-		"refused":             {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"unknown parent","data":{"uuid":"module"}}}`)}, true, "unknown parent"},
-		"refused by object":   {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"object","action":"error","type":"arts_resp","data":{"desc":"bad"}}`)}, true, "bad"},
-		"another's refusal":   {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"bad","data":{"uuid":"other"}}}`)}, false, ""},
+		"it runs": {mqtt.Message{Topic: topics.Reported("rt"),
+			Payload: []byte(`{"modules":[{"uuid":"other","state":"running"},{"uuid":"module","state":"running"}]}`)}, true, ""},
+		"it is pending": {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"module","state":"pending"}]}`)},
+			false, ""},
+		"no report":     {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte("x")}, false, ""},
+		"done already":  {exited(`{"code":0,"reason":"exited"}`), true, ""},
+		"a public exit": {exited(`"exited"`), true, ""},
+		"failed":        {exited(`{"code":125,"reason":"exited","message":"no such file"}`), true, "exited, code 125, no such file"},
+		"its file is missing": {exited(`{"code":125,"reason":"exited","message":"file: /home/x.wasm: no such file"}`), true,
+			"a path on the module's node, below one of its edge.module_roots"},
+		"of another": {mqtt.Message{Topic: topics.ControlOf("rt"),
+			Payload: []byte(`{"action":"exited","type":"arts_req","data":{"uuid":"other"}}`)}, false, ""},
+		"the create itself": {mqtt.Message{Topic: topics.ControlOf("rt"),
+			Payload: []byte(`{"action":"create","type":"arts_req","data":{"uuid":"module"}}`)}, false, ""},
+		"junk": {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{`)}, false, ""},
+		"refused": {mqtt.Message{Topic: topics.Errors(),
+			Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"unknown parent","data":{"uuid":"module"}}}`)},
+			true, "unknown parent"},
+		"refused by object": {mqtt.Message{Topic: topics.Errors(),
+			Payload: []byte(`{"object_id":"object","action":"error","type":"arts_resp","data":{"desc":"bad"}}`)}, true, "bad"},
+		"another's refusal": {mqtt.Message{Topic: topics.Errors(),
+			Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"bad","data":{"uuid":"other"}}}`)}, false, ""},
 	} {
 		done, err := watch().handle(test.message)
 		if done != test.done || (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
@@ -151,16 +163,19 @@ func closed(t *testing.T) string {
 func TestUnreachableServers(t *testing.T) {
 	none := closed(t)
 	for _, args := range [][]string{{"run", "/x.wasm"}, {"pub", "a", "b"}, {"sub", "a"}} {
-		if _, err := edge(t, append(args, "--broker", "mqtt://"+none)...); err == nil || !strings.Contains(err.Error(), "no broker answers at mqtt://"+none) {
+		if _, err := edge(t, append(args, "--broker", "mqtt://"+none)...); err == nil ||
+			!strings.Contains(err.Error(), "no broker answers at mqtt://"+none) {
 			t.Errorf("%v without a broker: got error %v", args, err)
 		}
 	}
 	for _, args := range [][]string{{"ps"}, {"runtimes"}, {"logs", "-f", "m"}} {
-		if _, err := edge(t, append(args, "--orchestrator", "http://"+none)...); err == nil || !strings.Contains(err.Error(), "no orchestrator answers at http://"+none) {
+		if _, err := edge(t, append(args, "--orchestrator", "http://"+none)...); err == nil ||
+			!strings.Contains(err.Error(), "no orchestrator answers at http://"+none) {
 			t.Errorf("%v without an orchestrator: got error %v", args, err)
 		}
 	}
-	for _, args := range [][]string{{"pub", "a", "b", "--broker", "tcp://h"}, {"pub", "a/#", "b"}, {"pub", "a", "b", "--qos", "3"}, {"sub", "a#"}, {"ps", "--orchestrator", "host"}, {"logs", "-f", "-p", "m"}, {"logs", "--tail", "-1", "m"}} {
+	for _, args := range [][]string{{"pub", "a", "b", "--broker", "tcp://h"}, {"pub", "a/#", "b"}, {"pub", "a", "b", "--qos", "3"},
+		{"sub", "a#"}, {"ps", "--orchestrator", "host"}, {"logs", "-f", "-p", "m"}, {"logs", "--tail", "-1", "m"}} {
 		if _, err := edge(t, args...); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%v: got error %v, want invalid argument", args, err)
 		}
@@ -205,7 +220,8 @@ func TestEdgeLists(t *testing.T) {
 	if out, err = edge(t, "ps", "-q", "--orchestrator", server.URL); err != nil || out != "m-1\nm-2\n" {
 		t.Errorf("ps -q: got error %v and\n%s\nwant m-1 and m-2", err, out)
 	}
-	if _, err = edge(t, "ps", "nobody", "--orchestrator", server.URL); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), `no module has the uuid or the name "nobody"`) {
+	if _, err = edge(t, "ps", "nobody", "--orchestrator", server.URL); !errdefs.IsNotFound(err) ||
+		!strings.Contains(err.Error(), `no module has the uuid or the name "nobody"`) {
 		t.Errorf("ps nobody: got error %v, want not found", err)
 	}
 	out, err = edge(t, "runtimes", "--orchestrator", server.URL)

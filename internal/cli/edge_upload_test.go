@@ -62,7 +62,8 @@ func TestUpload(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := func(args ...string) (string, error) {
-		return edge(t, append([]string{"run", "--upload", "--detach", "--uuid", "m-1", "--broker", b.URL(), "--orchestrator", server.URL, "-o", "json"}, args...)...)
+		return edge(t, append([]string{"run", "--upload", "--detach", "--uuid", "m-1", "--broker", b.URL(), "--orchestrator", server.URL, "-o",
+			"json"}, args...)...)
 	}
 	out, err := run("m.wasm", "--", "x")
 	if err != nil || string(received) != content {
@@ -85,7 +86,8 @@ func TestUpload(t *testing.T) {
 		t.Errorf("run --upload with runtimes of two nodes: got error %v, want a request for --runtime", err)
 	}
 	_, err = run("m.wasm", "--endpoint", filepath.Join(t.TempDir(), "none.sock"))
-	if err == nil || !strings.Contains(err.Error(), "no socket at") || !strings.Contains(err.Error(), "copy the file below its edge.module_roots") {
+	if err == nil || !strings.Contains(err.Error(), "no socket at") ||
+		!strings.Contains(err.Error(), "copy the file below its edge.module_roots") {
 		t.Errorf("run --upload without a node: got error %v, want what to do", err)
 	}
 }

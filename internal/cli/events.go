@@ -31,7 +31,8 @@ var errNoMemory = errors.New("this runtime does not remember events; use -w to f
 func (a *App) eventsCommand() *cobra.Command {
 	var watch bool
 	c := &cobra.Command{
-		Use: "events [-w]", Short: "Print the latest events of pods, containers and compilations (-w: and new ones until interrupted)", Args: cobra.NoArgs,
+		Use: "events [-w]", Short: "Print the latest events of pods, containers and compilations (-w: and new ones until interrupted)",
+		Args: cobra.NoArgs,
 		Long: `Print the events that the node remembers: the latest 512 since the daemon started, without those of delegates' pods.
 The compilation of an image's component has events of its own: compiling, compiled, and failed with the reason.
 The event fallback says that a component runs slower than it could, and why.
@@ -91,7 +92,8 @@ func (a *App) watchEvents(ctx context.Context, client *Client, p *eventPrinter) 
 		if code := status.Code(err); !errors.Is(err, io.EOF) && code != codes.Unavailable && code != codes.ResourceExhausted {
 			return err
 		}
-		fmt.Fprintf(a.Stderr, "tripod events: the stream of events ended (%s); events may be missing until the node answers again\n", Explain(err))
+		fmt.Fprintf(a.Stderr, "tripod events: the stream of events ended (%s); events may be missing until the node answers again\n",
+			Explain(err))
 		p.skip = p.last
 		select {
 		case <-time.After(resubscribeDelay):

@@ -10,10 +10,12 @@ import (
 )
 
 func TestEventPrinter(t *testing.T) {
-	event := func(at int64, kind runtimeapi.ContainerEventType, container string, statuses ...*runtimeapi.ContainerStatus) *runtimeapi.ContainerEventResponse {
+	event := func(at int64, kind runtimeapi.ContainerEventType, container string,
+		statuses ...*runtimeapi.ContainerStatus) *runtimeapi.ContainerEventResponse {
 		return &runtimeapi.ContainerEventResponse{
 			ContainerId: container, ContainerEventType: kind, CreatedAt: at, ContainersStatuses: statuses,
-			PodSandboxStatus: &runtimeapi.PodSandboxStatus{Id: "pod-1", Metadata: &runtimeapi.PodSandboxMetadata{Name: "web\x1b", Namespace: "shop"}},
+			PodSandboxStatus: &runtimeapi.PodSandboxStatus{Id: "pod-1",
+				Metadata: &runtimeapi.PodSandboxMetadata{Name: "web\x1b", Namespace: "shop"}},
 		}
 	}
 	const started, deleted = runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT

@@ -42,7 +42,8 @@ func (a *App) inspectCommands() []*cobra.Command {
 	}
 }
 
-func (a *App) inspectCommand(use, short string, complete cobra.CompletionFunc, get func(context.Context, *Client, string) (proto.Message, error)) *cobra.Command {
+func (a *App) inspectCommand(use, short string, complete cobra.CompletionFunc,
+	get func(context.Context, *Client, string) (proto.Message, error)) *cobra.Command {
 	c := &cobra.Command{
 		Use: use, Short: short, Args: cobra.MinimumNArgs(1), ValidArgsFunction: complete,
 		RunE: func(c *cobra.Command, args []string) error {

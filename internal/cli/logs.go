@@ -21,7 +21,8 @@ func (a *App) logsCommand() *cobra.Command {
 	var tail int
 	var since, container string
 	c := &cobra.Command{
-		Use: "logs [-f] CONTAINER|POD [-c NAME]", Short: "Print a container's log", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completion(containerWords),
+		Use: "logs [-f] CONTAINER|POD [-c NAME]", Short: "Print a container's log", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			from, err := parseSince(since, time.Now())
 			if err != nil {

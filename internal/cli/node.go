@@ -12,7 +12,8 @@ import (
 
 func (a *App) infoCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "info", Aliases: []string{"status"}, Short: "State of the node: conditions, handlers, features (exit code 1: not ready)", Args: cobra.NoArgs,
+		Use: "info", Aliases: []string{"status"}, Short: "State of the node: conditions, handlers, features (exit code 1: not ready)",
+		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				resp, err := client.Status(ctx, true)
@@ -53,7 +54,8 @@ func (a *App) infoTable(ctx context.Context, client *Client, resp *runtimeapi.St
 	fmt.Fprintln(a.Stdout)
 	t = newTable(a.Stdout, "HANDLER", "RECURSIVE READ-ONLY MOUNTS", "USER NAMESPACES")
 	for _, h := range resp.GetRuntimeHandlers() {
-		t.row(cmp.Or(h.GetName(), "(default)"), fmt.Sprint(h.GetFeatures().GetRecursiveReadOnlyMounts()), fmt.Sprint(h.GetFeatures().GetUserNamespaces()))
+		t.row(cmp.Or(h.GetName(), "(default)"), fmt.Sprint(h.GetFeatures().GetRecursiveReadOnlyMounts()),
+			fmt.Sprint(h.GetFeatures().GetUserNamespaces()))
 	}
 	return t.flush()
 }

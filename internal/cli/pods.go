@@ -103,7 +103,8 @@ func podStateWord(ready bool) string {
 
 func (a *App) stoppCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "stopp POD...", Short: "Stop pods and the containers in them", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completion(podWords),
+		Use: "stopp POD...", Short: "Stop pods and the containers in them", Args: cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completion(podWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,

@@ -89,7 +89,8 @@ type registryFlags struct {
 func (r *registryFlags) flags(f *pflag.FlagSet) {
 	f.BoolVar(&r.PlainHTTP, "plain-http", false, "use http for registries without a hosts.toml")
 	f.StringSliceVar(&r.HostsDir, "hosts-dir", config.Default().Image.HostsDirs, "directories with hosts.toml files (certs.d)")
-	f.BoolVar(&r.RefuseDowngrades, "refuse-downgrades", config.Default().Image.RefuseDowngrades, "refuse uploads and token servers without TLS if a registry with TLS names them")
+	f.BoolVar(&r.RefuseDowngrades, "refuse-downgrades", config.Default().Image.RefuseDowngrades,
+		"refuse uploads and token servers without TLS if a registry with TLS names them")
 	f.StringVar(&r.DockerConfig, "docker-config", dockerConfig(), "docker config.json with logins")
 	f.StringVar(&r.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
 }
@@ -229,7 +230,8 @@ func (d *description) judge(ctx context.Context, spec *artifact.Spec) (*pushed, 
 // runDisk implements run for the disk of a VM.
 func (p *push) runDisk(ctx context.Context, file, ref string) (*pushed, error) {
 	if len(p.protos) > 0 || p.descriptors != "" || len(p.services) > 0 || p.component != "" || p.compiled.wanted {
-		return nil, fmt.Errorf("%s is a disk; --proto, --descriptors, --service, --component and --compiled are for WebAssembly components: %w", file, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s is a disk; --proto, --descriptors, --service, --component and --compiled are for WebAssembly components: %w",
+			file, errdefs.ErrInvalidArgument)
 	}
 	manifest, blobs, err := image.BuildDisk(file, p.annotations)
 	if err != nil {
@@ -257,7 +259,8 @@ func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, bl
 		return "", err
 	}
 	shown := p.app.newProgress("pushing " + ref)
-	name, err := image.Push(ctx, p.registries.Config, ref, auth, func(sent image.Progress) { shown.set(sent.Done, sent.Total) }, manifest, blobs...)
+	name, err := image.Push(ctx, p.registries.Config, ref, auth, func(sent image.Progress) { shown.set(sent.Done, sent.Total) }, manifest,
+		blobs...)
 	shown.end(err)
 	return name, err
 }
@@ -340,7 +343,8 @@ func (d *description) describe(ctx context.Context, spec *artifact.Spec, outline
 // describeItself takes the descriptors from a guest of the raw world, and returns its description.
 func describeItself(ctx context.Context, spec *artifact.Spec, outline *wasmbin.Outline) (*describe.Description, error) {
 	if outline.Component {
-		return nil, fmt.Errorf("a component that exports %s needs --proto or --descriptors: %w", protowit.HandlerInterface, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("a component that exports %s needs --proto or --descriptors: %w", protowit.HandlerInterface,
+			errdefs.ErrInvalidArgument)
 	}
 	d, err := describe.Run(ctx, spec.Wasm)
 	if errors.Is(err, describe.ErrNoExport) {
@@ -360,7 +364,8 @@ func chooseServices(names, own []string) ([]string, error) {
 	}
 	for _, name := range names {
 		if !slices.Contains(own, name) {
-			return nil, fmt.Errorf("--service: the program does not serve %s; it serves %s: %w", name, strings.Join(own, ", "), errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("--service: the program does not serve %s; it serves %s: %w", name, strings.Join(own, ", "),
+				errdefs.ErrInvalidArgument)
 		}
 	}
 	return names, nil

@@ -22,7 +22,8 @@ type compiledPush struct {
 }
 
 func (p *compiledPush) flags(f *pflag.FlagSet) {
-	f.BoolVar(&p.wanted, "compiled", false, "compile the component, and add the signed code for nodes like this machine (needs tripod-wasm and --key)")
+	f.BoolVar(&p.wanted, "compiled", false,
+		"compile the component, and add the signed code for nodes like this machine (needs tripod-wasm and --key)")
 	f.StringVar(&p.key, "key", "", "Ed25519 private key (PEM) that signs the code")
 }
 

@@ -64,7 +64,8 @@ func buildGo(ctx context.Context, dir, output string, names bool) ([]byte, error
 		return nil, fmt.Errorf("%s: the package is %s, not main: %w", dir, name, errdefs.ErrInvalidArgument)
 	}
 	// As a library, because a program would end with its first call. The flags make the same bytes from the same sources.
-	if _, err := toolchain.Go.Run(ctx, dir, toolchain.GoWasm, nil, "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags="+ldflags, "-o", output, "."); err != nil {
+	if _, err := toolchain.Go.Run(ctx, dir, toolchain.GoWasm, nil, "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false",
+		"-ldflags="+ldflags, "-o", output, "."); err != nil {
 		return nil, err
 	}
 	binary, err := os.ReadFile(output)

@@ -26,7 +26,8 @@ func TestPushGo(t *testing.T) {
 		t.Errorf("second build, with its only service by name: %s, %v; want the same image", again, err)
 	}
 	_, err = pushTo(t, append(args, "--service", "greet.v1.Other")...)
-	if want := "the program does not serve greet.v1.Other; it serves greet.v1.Greeter"; !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), want) {
+	if want := "the program does not serve greet.v1.Other; it serves greet.v1.Greeter"; !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("push with another service: %v; want ErrInvalidArgument with %q", err, want)
 	}
 }

@@ -84,7 +84,8 @@ func TestPushGreeter(t *testing.T) {
 		t.Errorf("blobs: got %s, want %s", got, want)
 	}
 	notes := m.Annotations
-	if len(notes) != 4 || notes["vimana.host/domain"] != "example.com" || notes["vimana.host/server"] != "greet.Greeter" || notes["vimana.host/version"] != "1.0.0_5" {
+	if len(notes) != 4 || notes["vimana.host/domain"] != "example.com" || notes["vimana.host/server"] != "greet.Greeter" ||
+		notes["vimana.host/version"] != "1.0.0_5" {
 		t.Errorf("annotations: got %v, want the component's name", notes)
 	}
 
@@ -97,7 +98,8 @@ func TestPushGreeter(t *testing.T) {
 	if err := json.Unmarshal([]byte(document), &again); err != nil {
 		t.Fatal(err)
 	}
-	if again.Reference != ref || again.Digest != digest || again.World != "grpc" || len(again.Layers) != 3 || again.Services[0] != "greet.v1.Greeter" {
+	if again.Reference != ref || again.Digest != digest || again.World != "grpc" || len(again.Layers) != 3 ||
+		again.Services[0] != "greet.v1.Greeter" {
 		t.Errorf("second push of the same files: got %+v, want reference %s and digest %s", again, ref, digest)
 	}
 	if n := writes.Load(); n != 0 {
@@ -114,7 +116,8 @@ func TestPushNotesServices(t *testing.T) {
 	if err := os.WriteFile(two, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{examples + "greeter-c/greeter-c.wasm", "localhost:1/x:1", "--dry-run", "-o", "json", "-I", dir, "-I", examples + "greeter", "--proto", two}
+	args := []string{examples + "greeter-c/greeter-c.wasm", "localhost:1/x:1", "--dry-run", "-o", "json", "-I", dir, "-I",
+		examples + "greeter", "--proto", two}
 	if _, err := pushTo(t, args...); err == nil || !strings.Contains(err.Error(), "proto:greet-v1/other") {
 		t.Errorf("push with a service that the component does not have: got error %v", err)
 	}
@@ -160,7 +163,8 @@ func TestPushRefuses(t *testing.T) {
 		"--key is for --compiled":                {greeter, "--proto", proto, "--key", file("key.pem", "")},
 		"none.pem: no such file":                 {greeter, "--proto", proto, "--compiled", "--key", filepath.Join(dir, "none.pem")},
 		"it is not a PEM file":                   {greeter, "--proto", proto, "--compiled", "--key", file("text.pem", "a key")},
-		"are for WebAssembly components":         {file("disk.raw", strings.Repeat("\x00", 510)+"\x55\xaa"+strings.Repeat("\x00", 512)), "--compiled", "--key", file("key.pem", "")},
+		"are for WebAssembly components": {file("disk.raw", strings.Repeat("\x00", 510)+"\x55\xaa"+strings.Repeat("\x00", 512)),
+			"--compiled", "--key", file("key.pem", "")},
 	} {
 		_, err := pushTo(t, append([]string{args[0], host + "/x:1", "--plain-http"}, args[1:]...)...)
 		if err == nil || !strings.Contains(err.Error(), words) {
@@ -195,17 +199,20 @@ func TestPushDisk(t *testing.T) {
 	}
 	backed := bytes.Clone(image)
 	backed[15] = 8
-	for name, data := range map[string][]byte{"packed.qcow2.gz": packed.Bytes(), "x.raw": []byte("raw"), "bad.qcow2": []byte("text"), "backed": backed, "text": []byte("text")} {
+	for name, data := range map[string][]byte{"packed.qcow2.gz": packed.Bytes(), "x.raw": []byte("raw"), "bad.qcow2": []byte("text"),
+		"backed": backed, "text": []byte("text")} {
 		if err := os.WriteFile(path(name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, want := range map[string]string{
-		"disk": "application/vnd.tripod.disk.qcow2", "packed.qcow2.gz": "application/vnd.tripod.disk.qcow2+gzip", "x.raw": "application/vnd.tripod.disk.raw",
+		"disk": "application/vnd.tripod.disk.qcow2", "packed.qcow2.gz": "application/vnd.tripod.disk.qcow2+gzip",
+		"x.raw": "application/vnd.tripod.disk.raw",
 	} {
 		out, err := pushTo(t, path(name), host+"/disks/a:1", "--plain-http", "-o", "json", "--annotation", "note=x")
 		var got pushed
-		if err != nil || json.Unmarshal([]byte(out), &got) != nil || len(got.Layers) != 2 || got.Layers[1].MediaType != want || got.Annotations["note"] != "x" {
+		if err != nil || json.Unmarshal([]byte(out), &got) != nil || len(got.Layers) != 2 || got.Layers[1].MediaType != want ||
+			got.Annotations["note"] != "x" {
 			t.Errorf("push of %s: got %s, %v; want a layer of the type %s", name, out, err, want)
 		}
 	}
@@ -213,7 +220,8 @@ func TestPushDisk(t *testing.T) {
 		t.Error("push of disks: got 0 writes, want some")
 	}
 	for name, word := range map[string]string{"bad.qcow2": "magic", "backed": "backing file", "text": "not WebAssembly"} {
-		if _, err := pushTo(t, path(name), host+"/disks/b:1", "--plain-http"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), word) {
+		if _, err := pushTo(t, path(name), host+"/disks/b:1", "--plain-http"); !errdefs.IsInvalidArgument(err) ||
+			!strings.Contains(err.Error(), word) {
 			t.Errorf("push of %s: got error %v, want invalid argument with %q", name, err, word)
 		}
 	}
@@ -229,9 +237,12 @@ func TestPushWarns(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"JavaScript with 64-bit integers":     {[]string{wide + ".wasm", "x/wide:1", "--proto", wide + ".proto"}, []string{"wide.v1.Ask.n", "wide.v1.Tell.n"}},
-		"JavaScript without":                  {[]string{examples + "greeter-js/greeter-js.wasm", "x/greeter:1", "--proto", examples + "greeter/greeter.proto"}, nil},
-		"another language with such integers": {[]string{examples + "faults-c/faults-c.wasm", "x/faults:1", "--proto", examples + "faults-c/faults.proto"}, nil},
+		"JavaScript with 64-bit integers": {[]string{wide + ".wasm", "x/wide:1", "--proto", wide + ".proto"},
+			[]string{"wide.v1.Ask.n", "wide.v1.Tell.n"}},
+		"JavaScript without": {[]string{examples + "greeter-js/greeter-js.wasm", "x/greeter:1", "--proto",
+			examples + "greeter/greeter.proto"}, nil},
+		"another language with such integers": {[]string{examples + "faults-c/faults-c.wasm", "x/faults:1", "--proto",
+			examples + "faults-c/faults.proto"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := pushTo(t, append(c.args, "--dry-run", "-o", "json")...)

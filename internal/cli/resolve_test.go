@@ -36,8 +36,9 @@ func TestChooseContainer(t *testing.T) {
 // TestWordsAfterDashes: commands as users of kubectl, docker and crictl type them.
 func TestWordsAfterDashes(t *testing.T) {
 	for line, want := range map[string]string{
-		"sh -c ls": "sh -c ls", "-- sh -c ls": "sh -c ls", "sh -- x": "sh -- x", "-c app -- sh -c ls": "sh -c ls of app", "--container=app -- ls": "ls of app",
-		"--": "error", "-c app --": "error", "-x -- ls": "error", "-c app more -- ls": "error",
+		"sh -c ls": "sh -c ls", "-- sh -c ls": "sh -c ls", "sh -- x": "sh -- x", "-c app -- sh -c ls": "sh -c ls of app",
+		"--container=app -- ls": "ls of app",
+		"--":                    "error", "-c app --": "error", "-x -- ls": "error", "-c app more -- ls": "error",
 	} {
 		container := ""
 		c := &cobra.Command{}

@@ -43,7 +43,8 @@ func (a *App) runpCommand() *cobra.Command {
 func (a *App) createCommand() *cobra.Command {
 	var pull bool
 	c := &cobra.Command{
-		Use: "create POD CONTAINER-FILE POD-FILE", Short: "Create a container in a pod from a JSON or YAML ContainerConfig", Args: cobra.ExactArgs(3),
+		Use: "create POD CONTAINER-FILE POD-FILE", Short: "Create a container in a pod from a JSON or YAML ContainerConfig",
+		Args: cobra.ExactArgs(3),
 		RunE: func(c *cobra.Command, args []string) error {
 			container, pod, err := readConfigs(args[1], args[2])
 			if err != nil {
@@ -199,7 +200,8 @@ and their volumes with "tripod rmp".
 	f.BoolVarP(&o.detach, "detach", "d", false, "do not stay in the foreground")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "environment NAME=VALUE")
 	f.StringArrayVar(&o.annotations, "annotation", nil, "annotation KEY=VALUE of the pod")
-	f.StringVar(&o.logDir, "log-dir", defaultLogDir, "parent of the pod's log directory, which stays when the pod is removed, except with --rm IMAGE")
+	f.StringVar(&o.logDir, "log-dir", defaultLogDir,
+		"parent of the pod's log directory, which stays when the pod is removed, except with --rm IMAGE")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "host port [ADDRESS:]HOST:CONTAINER[/udp]")
 	f.StringArrayVarP(&o.volumes, "volume", "v", nil, "directory or file of the node: /HOST-PATH:/CONTAINER-PATH[:ro]")
 	a.manifestFlags(c, &m)
@@ -263,7 +265,8 @@ func (o runOptions) configs(args []string) (*runtimeapi.ContainerConfig, *runtim
 		LogDirectory: path.Join(o.logDir, "default_"+name+"_"+uid),
 		PortMappings: ports,
 		Annotations:  annotations,
-		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces, Privileged: o.privileged}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces,
+			Privileged: o.privileged}},
 	}
 	if !o.hostNetwork {
 		pod.Hostname = name
@@ -289,7 +292,8 @@ func (o runOptions) configs(args []string) (*runtimeapi.ContainerConfig, *runtim
 }
 
 // run makes a pod and a container and removes both if a step fails.
-func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, handler string) (podID, id string, err error) {
+func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig,
+	handler string) (podID, id string, err error) {
 	image := &runtimeapi.ImageSpec{Image: container.GetImage().GetImage(), RuntimeHandler: handler}
 	if err := a.ensureImage(ctx, client, image); err != nil {
 		return "", "", err
@@ -330,7 +334,8 @@ func (a *App) printRun(ctx context.Context, client *Client, id string) error {
 	if err != nil {
 		return err
 	}
-	return a.Print(&runtimeapi.ListContainersResponse{Containers: found}, func(wide bool) error { return a.containerTable(ctx, client, found, wide) })
+	return a.Print(&runtimeapi.ListContainersResponse{Containers: found},
+		func(wide bool) error { return a.containerTable(ctx, client, found, wide) })
 }
 
 // areConfigFiles reports whether the arguments begin with two files of messages.

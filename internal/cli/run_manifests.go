@@ -46,7 +46,8 @@ func (a *App) manifestFlags(c *cobra.Command, m *manifestOptions) {
 	f.DurationVar(&m.initTimeout, "init-timeout", 10*time.Minute, "with -f: time limit of an init container")
 	f.StringVar(&m.volumeDir, "volume-dir", DefaultVolumeDir, "with -f: parent of the directories with the pods' volumes")
 	a.OutputFlag(c)
-	for _, other := range []string{"name", "runtime", "host-network", "userns", "command", "tty", "interactive", "env", "annotation", "publish", "volume",
+	for _, other := range []string{"name", "runtime", "host-network", "userns", "command", "tty", "interactive", "env", "annotation",
+		"publish", "volume",
 		"entrypoint", "workdir", "user", "privileged"} {
 		c.MarkFlagsMutuallyExclusive("file", other)
 	}
@@ -197,7 +198,8 @@ func checkNonRoot(image *runtimeapi.Image) error {
 	case image.GetUid() != nil && image.GetUid().GetValue() != 0:
 		return nil
 	case image.GetUid() == nil && image.GetUsername() != "":
-		return fmt.Errorf("its user %q is not a number, which runAsNonRoot needs; set runAsUser: %w", image.GetUsername(), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("its user %q is not a number, which runAsNonRoot needs; set runAsUser: %w", image.GetUsername(),
+			errdefs.ErrFailedPrecondition)
 	}
 	return fmt.Errorf("its user is root, with runAsNonRoot: %w", errdefs.ErrFailedPrecondition)
 }
@@ -270,7 +272,8 @@ func (p *played) startContainer(ctx context.Context, client *Client, c *play.Con
 	case err != nil:
 		return err
 	case ended.GetExitCode() != 0:
-		return fmt.Errorf("the init container has failed: %s; see its log %s: %w", endOf(ended), ended.GetLogPath(), errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("the init container has failed: %s; see its log %s: %w", endOf(ended), ended.GetLogPath(),
+			errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
@@ -319,7 +322,8 @@ func (p *played) wait(ctx context.Context, client *Client) error {
 			return fmt.Errorf("pod %s: %s: %w", p.Name(), c.Name, err)
 		}
 		if ended.GetExitCode() != 0 && failed == nil {
-			failed = &ExitError{Code: int(ended.GetExitCode()), Err: fmt.Errorf("pod %s: container %s has failed: %s", p.Name(), c.Name, endOf(ended))}
+			failed = &ExitError{Code: int(ended.GetExitCode()),
+				Err: fmt.Errorf("pod %s: container %s has failed: %s", p.Name(), c.Name, endOf(ended))}
 		}
 	}
 	return errors.Join(failed, p.stop(ctx, client))

@@ -65,12 +65,15 @@ func (*playingRuntime) RunPodSandbox(context.Context, *runtimeapi.RunPodSandboxR
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: "p"}, nil
 }
 
-func (*playingRuntime) PodSandboxStatus(context.Context, *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
-	pod := &runtimeapi.PodSandboxStatus{Id: "p", Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u"}, CreatedAt: 1}
+func (*playingRuntime) PodSandboxStatus(context.Context,
+	*runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+	pod := &runtimeapi.PodSandboxStatus{Id: "p", Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Namespace: "default", Uid: "u"},
+		CreatedAt: 1}
 	return &runtimeapi.PodSandboxStatusResponse{Status: pod}, nil
 }
 
-func (r *playingRuntime) CreateContainer(_ context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+func (r *playingRuntime) CreateContainer(_ context.Context,
+	req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
 	r.created = req.GetConfig()
 	return &runtimeapi.CreateContainerResponse{ContainerId: "c"}, nil
 }

@@ -44,11 +44,13 @@ func (*otherRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxR
 	return &runtimeapi.ListPodSandboxResponse{Items: []*runtimeapi.PodSandbox{pod}}, nil
 }
 
-func (*otherRuntime) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+func (*otherRuntime) ListPodSandboxStats(context.Context,
+	*runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	return &runtimeapi.ListPodSandboxStatsResponse{}, nil
 }
 
-func (o *otherRuntime) ListPodSandboxMetrics(ctx context.Context, req *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+func (o *otherRuntime) ListPodSandboxMetrics(ctx context.Context,
+	req *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
 	o.metrics.Add(1)
 	return o.UnimplementedRuntimeServiceServer.ListPodSandboxMetrics(ctx, req)
 }
@@ -71,7 +73,8 @@ func (o *otherRuntime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
-	pod := &runtimeapi.PodSandboxStatus{Id: "p", Metadata: &runtimeapi.PodSandboxMetadata{Name: fmt.Sprintf("pod-%d", n), Namespace: "default"}}
+	pod := &runtimeapi.PodSandboxStatus{Id: "p",
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: fmt.Sprintf("pod-%d", n), Namespace: "default"}}
 	if err := stream.Send(&runtimeapi.ContainerEventResponse{ContainerId: "p", CreatedAt: n, PodSandboxStatus: pod}); err != nil {
 		return err
 	}
@@ -121,7 +124,8 @@ func TestPullReadsProgress(t *testing.T) {
 			if fail {
 				return status.Error(codes.NotFound, "no "+req.GetImage().GetImage())
 			}
-			for _, fields := range []map[string]any{{cri.ProgressDone: 1, cri.ProgressTotal: 3}, {cri.ProgressDone: 3, cri.ProgressTotal: 3}, {cri.ProgressImageRef: "sha256:ours"}} {
+			for _, fields := range []map[string]any{{cri.ProgressDone: 1, cri.ProgressTotal: 3}, {cri.ProgressDone: 3, cri.ProgressTotal: 3},
+				{cri.ProgressImageRef: "sha256:ours"}} {
 				message, err := structpb.NewStruct(fields)
 				if err == nil {
 					err = stream.SendMsg(message)
@@ -141,7 +145,8 @@ func TestPullReadsProgress(t *testing.T) {
 	defer client.Close(t.Context())
 	var seen []string
 	pull := func() (string, error) {
-		return client.Pull(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "x"}}, func(done, total int64) { seen = append(seen, fmt.Sprint(done, "/", total)) })
+		return client.Pull(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "x"}},
+			func(done, total int64) { seen = append(seen, fmt.Sprint(done, "/", total)) })
 	}
 	if id, err := pull(); err != nil || id != "sha256:ours" || strings.Join(seen, " ") != "1/3 3/3" {
 		t.Errorf("pull: got %s, error %v, progress %v; want 1/3 3/3", id, err, seen)
@@ -169,7 +174,8 @@ func TestEventsOfAnotherRuntime(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("events -w: got error %v, want nil after an interrupt", err)
 	}
-	for _, want := range []string{"default/pod-2", "default/pod-3", "the stream of events ended (the node does not answer: the node is closing); events may be missing"} {
+	for _, want := range []string{"default/pod-2", "default/pod-3",
+		"the stream of events ended (the node does not answer: the node is closing); events may be missing"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("events -w: got\n%s\nwant %q", out.String(), want)
 		}

@@ -162,7 +162,8 @@ func (a *App) ssh(ctx context.Context, pod string, args []string) error {
 	}
 	program, err := exec.LookPath("ssh")
 	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("there is no program ssh in PATH; it is in the package openssh-client (Debian) or openssh-clients (Fedora): %w", errdefs.ErrUnavailable)
+		return fmt.Errorf("there is no program ssh in PATH; it is in the package openssh-client (Debian) or openssh-clients (Fedora): %w",
+			errdefs.ErrUnavailable)
 	}
 	if err != nil {
 		return err

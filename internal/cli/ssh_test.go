@@ -24,7 +24,8 @@ type podRuntime struct {
 	containers []*runtimeapi.Container
 }
 
-func (r *podRuntime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+func (r *podRuntime) PodSandboxStatus(_ context.Context,
+	req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	if req.GetPodSandboxId() != "p" {
 		return nil, status.Error(codes.NotFound, "no such pod")
 	}
@@ -72,9 +73,11 @@ func TestSSHCommandLine(t *testing.T) {
 	}
 	ssh("-l", "me", "-p", "2222", "--identity", "key file", "--", "ls", "-l", "a b")
 	want := []string{
-		"ssh", "-o", `ProxyCommand="$TRIPOD_SSH_PROGRAM" port-forward --stdio "$TRIPOD_SSH_POD" %p`, "-o", "ControlPath=none", "-o", "HostKeyAlias=p",
+		"ssh", "-o", `ProxyCommand="$TRIPOD_SSH_PROGRAM" port-forward --stdio "$TRIPOD_SSH_POD" %p`, "-o", "ControlPath=none", "-o",
+		"HostKeyAlias=p",
 		"-o", "StrictHostKeyChecking=accept-new",
-		"-o", `UserKnownHostsFile="` + strings.NewReplacer(`"`, `\"`, "%", "%%").Replace(onlyDirectory(t, keys)) + `/p-%p"`, "-l", "me", "-p", "2222", "-i", "key file",
+		"-o", `UserKnownHostsFile="` + strings.NewReplacer(`"`, `\"`, "%", "%%").Replace(onlyDirectory(t, keys)) + `/p-%p"`, "-l", "me", "-p",
+		"2222", "-i", "key file",
 		"--", "web", "ls", "-l", "a b",
 	}
 	if !slices.Equal(args, want) {
@@ -168,11 +171,13 @@ func TestSSHRefuses(t *testing.T) {
 		t.Errorf("a pod that is not there: got %v", err)
 	}
 	pod.containers = nil
-	if _, err := runCommand(t, "ssh", "web"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "pod web is not running: none of its containers") {
+	if _, err := runCommand(t, "ssh", "web"); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "pod web is not running: none of its containers") {
 		t.Errorf("without a running container: got %v, want ErrFailedPrecondition", err)
 	}
 	pod.state = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
-	if _, err := runCommand(t, "ssh", "web"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "pod web is not running: it has been stopped") {
+	if _, err := runCommand(t, "ssh", "web"); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "pod web is not running: it has been stopped") {
 		t.Errorf("stopped: got %v, want ErrFailedPrecondition", err)
 	}
 }
@@ -180,7 +185,8 @@ func TestSSHRefuses(t *testing.T) {
 // TestPortForwardRefuses: with --stdio there is nothing to listen on.
 func TestPortForwardRefuses(t *testing.T) {
 	serveRuntime(t, &podRuntime{})
-	if _, err := runCommand(t, "port-forward", "--stdio", "--address", "0.0.0.0", "web", "22"); err == nil || !strings.Contains(err.Error(), "[address stdio]") {
+	if _, err := runCommand(t, "port-forward", "--stdio", "--address", "0.0.0.0", "web", "22"); err == nil ||
+		!strings.Contains(err.Error(), "[address stdio]") {
 		t.Errorf("--stdio with --address: got %v, want an error that names both", err)
 	}
 }

@@ -15,7 +15,8 @@ func (a *App) statsCommand() *cobra.Command {
 	var pods bool
 	var interval time.Duration
 	c := &cobra.Command{
-		Use: "stats [ID]", Short: "Show the resource use of containers (with --pods: of pods)", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completion(containerWords),
+		Use: "stats [ID]", Short: "Show the resource use of containers (with --pods: of pods)", Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				if pods {

@@ -115,8 +115,9 @@ func (a *App) attachCommand() *cobra.Command {
 	var o streamOptions
 	var container string
 	c := &cobra.Command{
-		Use: "attach [-it] CONTAINER|POD [-c NAME]", Short: "Connect to the standard streams of a running container; with -it, Ctrl-P Ctrl-Q disconnects",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completion(containerWords),
+		Use:   "attach [-it] CONTAINER|POD [-c NAME]",
+		Short: "Connect to the standard streams of a running container; with -it, Ctrl-P Ctrl-Q disconnects",
+		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completion(containerWords),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.withClient(c, func(ctx context.Context, client *Client) error {
 				id, err := client.ContainerIn(ctx, args[0], container)

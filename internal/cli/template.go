@@ -74,7 +74,8 @@ func (a *App) awaitTemplate(ctx context.Context, client *Client, p *played) erro
 		}
 		switch t := info.Template; {
 		case t == nil:
-			return fmt.Errorf("pod %s: its machine does not continue from a template (see `tripod inspect`): %w", p.Name(), errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("pod %s: its machine does not continue from a template (see `tripod inspect`): %w", p.Name(),
+				errdefs.ErrFailedPrecondition)
 		case t.Problem != "":
 			return fmt.Errorf("pod %s: the node makes no template: %s: %w", p.Name(), t.Problem, errdefs.ErrFailedPrecondition)
 		case t.Ready:

@@ -135,7 +135,8 @@ func (s *sampler) requests(ctx context.Context, pods []*runtimeapi.PodSandbox) (
 }
 
 // newLoads joins the lists of one sample. It returns the loads and the counters for the next sample.
-func newLoads(pods []*runtimeapi.PodSandbox, all []*runtimeapi.PodSandboxStats, requests map[string]float64, last map[string]counters, now time.Time) ([]load, map[string]counters) {
+func newLoads(pods []*runtimeapi.PodSandbox, all []*runtimeapi.PodSandboxStats, requests map[string]float64, last map[string]counters,
+	now time.Time) ([]load, map[string]counters) {
 	byID := make(map[string]*runtimeapi.LinuxPodSandboxStats, len(all))
 	for _, s := range all {
 		byID[s.GetAttributes().GetId()] = s.GetLinux()
@@ -144,7 +145,8 @@ func newLoads(pods []*runtimeapi.PodSandbox, all []*runtimeapi.PodSandboxStats, 
 	var loads []load
 	for _, p := range pods {
 		l := load{name: p.GetMetadata().GetName(), namespace: p.GetMetadata().GetNamespace(), runtime: cmp.Or(p.GetRuntimeHandler(), "(default)"),
-			ready: p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY, created: time.Unix(0, p.GetCreatedAt()), cores: -1, requests: -1, traffic: -1}
+			ready: p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY, created: time.Unix(0, p.GetCreatedAt()), cores: -1, requests: -1,
+			traffic: -1}
 		if figures := byID[p.GetId()]; figures != nil {
 			c := totals(figures, now)
 			c.requests, c.hasRequests = requests[p.GetId()]

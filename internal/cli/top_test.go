@@ -16,8 +16,10 @@ import (
 func topSample(second int64, last map[string]counters) ([]load, map[string]counters) {
 	at := time.Unix(1000+second, 0)
 	pods := []*runtimeapi.PodSandbox{
-		{Id: "a", Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Namespace: "shop"}, RuntimeHandler: "wasm", CreatedAt: time.Unix(900, 0).UnixNano()},
-		{Id: "b", Metadata: &runtimeapi.PodSandboxMetadata{Name: "db", Namespace: "shop"}, State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY, CreatedAt: time.Unix(400, 0).UnixNano()},
+		{Id: "a", Metadata: &runtimeapi.PodSandboxMetadata{Name: "web", Namespace: "shop"}, RuntimeHandler: "wasm",
+			CreatedAt: time.Unix(900, 0).UnixNano()},
+		{Id: "b", Metadata: &runtimeapi.PodSandboxMetadata{Name: "db", Namespace: "shop"}, State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY,
+			CreatedAt: time.Unix(400, 0).UnixNano()},
 	}
 	stats := []*runtimeapi.PodSandboxStats{{
 		Attributes: &runtimeapi.PodSandboxAttributes{Id: "a"},
@@ -42,7 +44,8 @@ func TestTopRates(t *testing.T) {
 		t.Errorf("second sample of db, which has no figures: got %+v, want no rates", l)
 	}
 	// Counters that go down belong to a restarted container.
-	restarted, _ := topSample(0, map[string]counters{"a": {at: time.Unix(990, 0), cpu: last["a"].cpu, hasCPU: true, requests: 20, hasRequests: true}})
+	restarted, _ := topSample(0,
+		map[string]counters{"a": {at: time.Unix(990, 0), cpu: last["a"].cpu, hasCPU: true, requests: 20, hasRequests: true}})
 	if l := restarted[0]; l.cores != -1 || l.requests != -1 {
 		t.Errorf("sample after a restart: got %+v, want no rates", l)
 	}
@@ -53,9 +56,12 @@ func TestTopRequestTotals(t *testing.T) {
 		return &runtimeapi.Metric{Name: name, Value: &runtimeapi.UInt64Value{Value: v}}
 	}
 	got := requestTotals([]*runtimeapi.PodSandboxMetrics{
-		{PodSandboxId: "a", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total", 7), metric("container_threads", 3)}}}},
-		{PodSandboxId: "b", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total", 0)}}}},
-		{PodSandboxId: "c", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total", 0)}}}},
+		{PodSandboxId: "a", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total", 7),
+			metric("container_threads", 3)}}}},
+		{PodSandboxId: "b", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total",
+			0)}}}},
+		{PodSandboxId: "c", ContainerMetrics: []*runtimeapi.ContainerMetrics{{Metrics: []*runtimeapi.Metric{metric("container_requests_total",
+			0)}}}},
 	}, []*runtimeapi.PodSandbox{{Id: "a", RuntimeHandler: "linux"}, {Id: "b", RuntimeHandler: "linux"}, {Id: "c", RuntimeHandler: "wasm"}})
 	if want := map[string]float64{"a": 7, "c": 0}; !maps.Equal(got, want) {
 		t.Errorf("request totals: got %v, want %v: those of components, and those that are counted", got, want)
@@ -68,7 +74,8 @@ func TestTopOrders(t *testing.T) {
 		{name: "a", runtime: "wasm", cores: 2, memory: 1, created: time.Unix(3, 0)},
 		{name: "c", runtime: "linux", cores: -1, memory: 9, requests: 4, traffic: 5, created: time.Unix(2, 0), ready: true},
 	}
-	for name, want := range map[string]string{"cpu": "abc", "memory": "cab", "requests": "cab", "traffic": "cab", "name": "abc", "runtime": "cba", "state": "bca", "age": "acb"} {
+	for name, want := range map[string]string{"cpu": "abc", "memory": "cab", "requests": "cab", "traffic": "cab", "name": "abc",
+		"runtime": "cba", "state": "bca", "age": "acb"} {
 		by, ok := orderNamed(name)
 		if !ok {
 			t.Fatalf("no order %q", name)
@@ -102,7 +109,8 @@ func TestTopView(t *testing.T) {
 	}
 	press := func(code rune) tea.Cmd { return send(tea.KeyPressMsg{Code: code, Text: string(code)}) }
 	press('n')
-	if lines := screen(); len(lines) != 4 || !strings.HasPrefix(lines[0], "2 pods, 1 ready") || len([]rune(lines[0])) > 60 || !strings.HasPrefix(lines[3], "shop        db") {
+	if lines := screen(); len(lines) != 4 || !strings.HasPrefix(lines[0], "2 pods, 1 ready") || len([]rune(lines[0])) > 60 ||
+		!strings.HasPrefix(lines[3], "shop        db") {
 		t.Errorf("screen of 4 lines sorted by name: got\n%s", strings.Join(lines, "\n"))
 	}
 	send(tea.KeyPressMsg{Code: tea.KeyDown})

@@ -124,7 +124,8 @@ func (m topModel) summary() string {
 		cores += max(l.cores, 0)
 		memory += l.memory
 	}
-	text := fmt.Sprintf("%d pods, %d ready; CPU %.1f %%, memory %s; sorted by %s (c m r t n k s a), q quits", len(m.loads), ready, cores*100, size(memory), m.by.name)
+	text := fmt.Sprintf("%d pods, %d ready; CPU %.1f %%, memory %s; sorted by %s (c m r t n k s a), q quits", len(m.loads), ready, cores*100,
+		size(memory), m.by.name)
 	if m.err != nil {
 		return fmt.Sprintf("the figures are old: %s", Explain(m.err))
 	}

@@ -116,7 +116,8 @@ fake = true
 func TestBadDocuments(t *testing.T) {
 	for _, test := range []struct{ name, document, want string }{
 		{"unknown key", "root = \"/a\"\nrooot = 1\n", `f.toml:2: unknown key "rooot"`},
-		{"unknown keys, all of them", "[grpc]\nsokket = 1\n[imag]\nx = 2\n", "f.toml:2: unknown key \"grpc.sokket\" (`tripod config default` lists all)\nf.toml:3: unknown key \"imag\""},
+		{"unknown keys, all of them", "[grpc]\nsokket = 1\n[imag]\nx = 2\n",
+			"f.toml:2: unknown key \"grpc.sokket\" (`tripod config default` lists all)\nf.toml:3: unknown key \"imag\""},
 		{"wrong type", "[image]\nmax_concurrent_downloads = \"three\"\n", "f.toml:2"},
 		{"bad duration", "[node]\noperation_timeout = \"soon\"\n", `"soon" is not a duration`},
 		{"not TOML", "root = \n", "f.toml:1"},
@@ -145,13 +146,16 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 	c.Metrics.Address = "9464"
 	c.Route = Route{Address: "everywhere", CleartextAddress: "8080", Certificate: "relative.pem", ClientCA: "/ca.pem"}
 	c.Tracing.Endpoint = "localhost:4317"
-	c.VM = VM{Driver: "xen", Accel: "fast", Emulator: "qemu", Virtiofsd: "virtiofsd", UIDCount: -1, BootTimeout: -1, ImagePrefix: "virtlet", TranslationsDir: "images"}
+	c.VM = VM{Driver: "xen", Accel: "fast", Emulator: "qemu", Virtiofsd: "virtiofsd", UIDCount: -1, BootTimeout: -1, ImagePrefix: "virtlet",
+		TranslationsDir: "images"}
 	err := c.Complete()
 	for _, key := range []string{"root:", "grpc.socket:", "grpc.streaming_address:", "log.level:", "log.format:",
 		"image.max_concurrent_downloads:", "network.bin_dirs:", "network.default.bridge:", "network.default.subnet_v4:",
-		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "node.stats_interval:", "linux.cgroup_driver:", "metrics.address:",
+		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "node.stats_interval:", "linux.cgroup_driver:",
+		"metrics.address:",
 		"route.address:", "route.cleartext_address:", "route.certificate:", "route.key:", "tracing.endpoint:", "vm.driver:", "vm.accel:",
-		"vm.emulator:", "vm.virtiofsd:", "vm.uid_base:", "vm.uid_count:", "vm.default_memory:", "vm.default_cpus:", "vm.memory_overhead:", "vm.console_buffer:", "vm.boot_timeout:", "vm.image_prefix:",
+		"vm.emulator:", "vm.virtiofsd:", "vm.uid_base:", "vm.uid_count:", "vm.default_memory:", "vm.default_cpus:", "vm.memory_overhead:",
+		"vm.console_buffer:", "vm.boot_timeout:", "vm.image_prefix:",
 		"vm.translations_dir:"} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("error does not name %s: %v", key, err)

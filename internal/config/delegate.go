@@ -50,7 +50,8 @@ func (c *Config) validateDelegates(v *validator) {
 		v.socket(key+".endpoint", d.Endpoint)
 		v.socket(key+".image_endpoint", d.ImageEndpoint)
 		v.check(d.Endpoint != c.GRPC.Socket && d.ImageEndpoint != c.GRPC.Socket, key+".endpoint", "%q is the daemon's own socket", d.Endpoint)
-		v.check(len(d.Handlers)+len(d.Annotations)+len(d.ImagePrefixes) > 0, key, "has no handlers, annotations or image_prefixes, so nothing is forwarded to it")
+		v.check(len(d.Handlers)+len(d.Annotations)+len(d.ImagePrefixes) > 0, key,
+			"has no handlers, annotations or image_prefixes, so nothing is forwarded to it")
 		for _, h := range d.Handlers {
 			c.validateDelegated(v, key+".handlers", h, owners[h])
 			owners[h] = d.Name

@@ -32,7 +32,8 @@ timeout = "5s"
 		t.Fatal(err)
 	}
 	d := c.Delegates[0]
-	if d.Endpoint != "/run/containerd/containerd.sock" || d.ImageEndpoint != d.Endpoint || time.Duration(d.Timeout) != 2*time.Second || time.Duration(d.SnapshotMaxAge) != 5*time.Minute {
+	if d.Endpoint != "/run/containerd/containerd.sock" || d.ImageEndpoint != d.Endpoint || time.Duration(d.Timeout) != 2*time.Second ||
+		time.Duration(d.SnapshotMaxAge) != 5*time.Minute {
 		t.Errorf("first delegate: got %+v, want the defaults", d)
 	}
 	if d := c.Delegates[1]; d.ImageEndpoint != "/run/crio/images.sock" || time.Duration(d.Timeout) != 5*time.Second {

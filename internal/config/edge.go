@@ -154,7 +154,8 @@ func (c *Config) validateEdge(v *validator) {
 	v.positive("edge.keepalive_interval", e.KeepaliveInterval)
 	v.check(e.QueueMessages >= 1, "edge.queue_messages", "%d is not at least 1", e.QueueMessages)
 	v.positive("edge.queue_ttl", e.QueueTTL)
-	v.check(e.MaxFrame >= minFrame && e.MaxFrame <= maxFrame, "edge.max_frame", "%d is not between %d and %d bytes", e.MaxFrame, minFrame, maxFrame)
+	v.check(e.MaxFrame >= minFrame && e.MaxFrame <= maxFrame, "edge.max_frame", "%d is not between %d and %d bytes", e.MaxFrame, minFrame,
+		maxFrame)
 	v.directories("edge.module_roots", e.ModuleRoots)
 	v.directories("edge.dir_roots", e.DirRoots)
 	v.absolute("edge.socket_dir", e.SocketDir)
@@ -166,7 +167,8 @@ func (c *Config) validateEdge(v *validator) {
 	names := map[string]bool{}
 	if e.Wasm.Enabled {
 		v.notEmpty("edge.wasm.name", e.Wasm.Name)
-		v.check(e.Wasm.MaxModules >= 1 && e.Wasm.MaxModules <= maxEdgeModules, "edge.wasm.max_modules", "%d is not between 1 and %d", e.Wasm.MaxModules, maxEdgeModules)
+		v.check(e.Wasm.MaxModules >= 1 && e.Wasm.MaxModules <= maxEdgeModules, "edge.wasm.max_modules", "%d is not between 1 and %d",
+			e.Wasm.MaxModules, maxEdgeModules)
 		names[e.Wasm.Name] = true
 	}
 	for i, r := range e.Runtimes {
@@ -182,7 +184,8 @@ func (v *validator) runtime(key string, r EdgeRuntime, taken map[string]bool) {
 	v.check(!taken[r.Name], key+".name", "two runtimes have the name %q", r.Name)
 	v.optionalUUID(key+".uuid", r.UUID)
 	v.check(strings.HasPrefix(r.Command, "/"), key+".command", "%q does not begin with the absolute path of a program", r.Command)
-	v.check(r.MaxModules >= 0 && r.MaxModules <= maxEdgeModules, key+".max_modules", "%d is not between 0 (the default) and %d", r.MaxModules, maxEdgeModules)
+	v.check(r.MaxModules >= 0 && r.MaxModules <= maxEdgeModules, key+".max_modules", "%d is not between 0 (the default) and %d", r.MaxModules,
+		maxEdgeModules)
 }
 
 func (c *Config) validateBroker(v *validator) {
@@ -194,18 +197,24 @@ func (c *Config) validateBroker(v *validator) {
 	v.origins("broker.websocket_origins", b.WebSocketOrigins)
 	v.credentials("broker", "", b.ClientCA, b.Certificate, b.Key)
 	secure := b.TLSAddress != "" || b.WebSocketTLSAddress != ""
-	v.check(!secure || b.Certificate != "", "broker.certificate", "is empty: broker.tls_address and broker.websocket_tls_address need a certificate")
+	v.check(!secure || b.Certificate != "", "broker.certificate",
+		"is empty: broker.tls_address and broker.websocket_tls_address need a certificate")
 	v.check(secure || b.ClientCA == "", "broker.client_ca", "needs broker.tls_address or broker.websocket_tls_address")
-	v.check(b.MaxMessage >= minFrame && b.MaxMessage <= maxFrame, "broker.max_message", "%d is not between %d and %d bytes", b.MaxMessage, minFrame, maxFrame)
+	v.check(b.MaxMessage >= minFrame && b.MaxMessage <= maxFrame, "broker.max_message", "%d is not between %d and %d bytes", b.MaxMessage,
+		minFrame, maxFrame)
 	v.check(b.MaxQueued >= 1, "broker.max_queued", "%d is not at least 1", b.MaxQueued)
 	v.check(b.MaxQueuedBytes >= int64(b.MaxMessage), "broker.max_queued_bytes", "%d is less than broker.max_message", b.MaxQueuedBytes)
 	v.check(b.MaxRetained >= 1, "broker.max_retained", "%d is not at least 1", b.MaxRetained)
 	v.check(b.MaxRetainedBytes >= int64(b.MaxMessage), "broker.max_retained_bytes", "%d is less than broker.max_message", b.MaxRetainedBytes)
-	v.check(b.ReceiveMaximum >= 1 && b.ReceiveMaximum <= maxUint16, "broker.receive_maximum", "%d is not between 1 and %d", b.ReceiveMaximum, maxUint16)
-	v.check(b.TopicAliasMaximum >= 1 && b.TopicAliasMaximum <= maxUint16, "broker.topic_alias_maximum", "%d is not between 1 and %d", b.TopicAliasMaximum, maxUint16)
-	v.check(b.SessionExpiry >= Duration(time.Second) && b.SessionExpiry <= maxSessionExpiry, "broker.session_expiry", "%q is not between 1s and %s", b.SessionExpiry, maxSessionExpiry)
+	v.check(b.ReceiveMaximum >= 1 && b.ReceiveMaximum <= maxUint16, "broker.receive_maximum", "%d is not between 1 and %d", b.ReceiveMaximum,
+		maxUint16)
+	v.check(b.TopicAliasMaximum >= 1 && b.TopicAliasMaximum <= maxUint16, "broker.topic_alias_maximum", "%d is not between 1 and %d",
+		b.TopicAliasMaximum, maxUint16)
+	v.check(b.SessionExpiry >= Duration(time.Second) && b.SessionExpiry <= maxSessionExpiry, "broker.session_expiry",
+		"%q is not between 1s and %s", b.SessionExpiry, maxSessionExpiry)
 	if c.Edge.Enabled && c.Edge.Broker == EmbeddedBroker || c.Orchestrator.Broker == EmbeddedBroker {
-		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: the node's own clients, which do not use WebSocket, cannot reach the embedded broker")
+		v.check(b.Address != "" || b.TLSAddress != "", "broker.address",
+			"is empty, and so is broker.tls_address: the node's own clients, which do not use WebSocket, cannot reach the embedded broker")
 	}
 	names := map[string]bool{}
 	for i, u := range b.Users {
@@ -226,7 +235,8 @@ func (c *Config) validateOrchestrator(v *validator) {
 	v.positive("orchestrator.keepalive_interval", o.KeepaliveInterval)
 	if c.Edge.Orchestrator {
 		v.check(c.Edge.Enabled, "edge.orchestrator", "needs edge.enabled")
-		v.check(o.Realm == c.Edge.Realm, "orchestrator.realm", "%q is not edge.realm, %q: the daemon's own manager would have no orchestrator", o.Realm, c.Edge.Realm)
+		v.check(o.Realm == c.Edge.Realm, "orchestrator.realm", "%q is not edge.realm, %q: the daemon's own manager would have no orchestrator",
+			o.Realm, c.Edge.Realm)
 		v.check(o.Root != c.State, "orchestrator.root", "%q is the node's state directory: the orchestrator needs its own", o.Root)
 	}
 	v.check(o.KeepaliveMissed >= 1, "orchestrator.keepalive_missed", "%d is not at least 1", o.KeepaliveMissed)
@@ -236,8 +246,10 @@ func (c *Config) validateOrchestrator(v *validator) {
 func (v *validator) broker(section, broker string, protocol int, realm, topics string) {
 	if broker != EmbeddedBroker {
 		u, err := url.Parse(broker)
-		v.check(err == nil && (u.Scheme == "mqtt" || u.Scheme == "mqtts") && u.Hostname() != "" && (u.Path == "" || u.Path == "/") && u.User == nil,
-			section+".broker", "%q is neither %q nor mqtt://HOST:PORT or mqtts://HOST:PORT (user and password have their own keys)", broker, EmbeddedBroker)
+		v.check(err == nil && (u.Scheme == "mqtt" || u.Scheme == "mqtts") && u.Hostname() != "" && (u.Path == "" || u.Path == "/") &&
+			u.User == nil,
+			section+".broker", "%q is neither %q nor mqtt://HOST:PORT or mqtts://HOST:PORT (user and password have their own keys)", broker,
+			EmbeddedBroker)
 	}
 	v.check(protocol == 4 || protocol == 5, section+".protocol", "%d is neither 5 (MQTT 5.0) nor 4 (MQTT 3.1.1)", protocol)
 	v.check(realm != "" && !strings.ContainsAny(realm, "+#\x00") && !strings.HasPrefix(realm, "$"), section+".realm",

@@ -72,12 +72,14 @@ root = "/var/lib/tripod"
 		t.Fatal(err)
 	}
 	err = c.Complete()
-	for _, key := range []string{"edge.broker:", "edge.protocol:", "edge.password_file:", "edge.key:", "edge.realm:", "edge.limits.messages:", "edge.limits.bytes:", "edge.limits.messages_per_second:", "edge.limits.bytes_per_second:", "edge.topics:", "edge.uuid:",
+	for _, key := range []string{"edge.broker:", "edge.protocol:", "edge.password_file:", "edge.key:", "edge.realm:", "edge.limits.messages:",
+		"edge.limits.bytes:", "edge.limits.messages_per_second:", "edge.limits.bytes_per_second:", "edge.topics:", "edge.uuid:",
 		"edge.keepalive_interval:", "edge.queue_messages:", "edge.queue_ttl:", "edge.max_frame:", "edge.module_roots[0]:", "edge.dir_roots[0]:",
 		"edge.wasm.name:", "edge.wasm.max_modules:", "edge.runtime[0].name:", "edge.runtime[0].command:", "edge.runtime[0].max_modules:",
 		"edge.runtime[2].name:", "edge.runtime[2].uuid:", "broker.address:", "broker.certificate:",
 		"broker.max_queued:", "broker.max_queued_bytes:", "broker.max_retained:", "broker.max_retained_bytes:",
-		"broker.receive_maximum:", "broker.topic_alias_maximum:", "broker.session_expiry:", "broker.websocket_address:", "broker.websocket_tls_address:", "broker.websocket_origins:", "broker.max_message:", "broker.user[0].name:",
+		"broker.receive_maximum:", "broker.topic_alias_maximum:", "broker.session_expiry:", "broker.websocket_address:",
+		"broker.websocket_tls_address:", "broker.websocket_origins:", "broker.max_message:", "broker.user[0].name:",
 		"broker.user[0].password_file:", "orchestrator.broker:", "orchestrator.protocol:", "orchestrator.realm:", "orchestrator.topics:",
 		"orchestrator.address:", "orchestrator.keepalive_interval:", "orchestrator.keepalive_missed:", "orchestrator.root:"} {
 		if err == nil || !strings.Contains(err.Error(), key) {

@@ -68,14 +68,18 @@ func (c *Config) Complete() error {
 	c.validateDelegates(v)
 	v.notEmpty("node.component_label_prefix", c.Node.ComponentLabelPrefix)
 	v.check(c.Image.MaxConcurrentDownloads >= 1, "image.max_concurrent_downloads", "%d is not at least 1", c.Image.MaxConcurrentDownloads)
-	v.check(c.Image.RangesPerBlob >= 1 && c.Image.RangesPerBlob <= maxRanges, "image.ranges_per_blob", "%d is not between 1 and %d", c.Image.RangesPerBlob, maxRanges)
+	v.check(c.Image.RangesPerBlob >= 1 && c.Image.RangesPerBlob <= maxRanges, "image.ranges_per_blob", "%d is not between 1 and %d",
+		c.Image.RangesPerBlob, maxRanges)
 	v.positive("image.pull_progress_timeout", c.Image.PullProgressTimeout)
 	v.positive("network.plugin_timeout", c.Network.PluginTimeout)
 	v.positive("node.operation_timeout", c.Node.OperationTimeout)
-	v.check(c.Node.StatsInterval >= 0 && time.Duration(c.Node.StatsInterval) <= maxStatsInterval, "node.stats_interval", "%q is not between 0s and %s",
+	v.check(c.Node.StatsInterval >= 0 && time.Duration(c.Node.StatsInterval) <= maxStatsInterval, "node.stats_interval",
+		"%q is not between 0s and %s",
 		c.Node.StatsInterval.String(), maxStatsInterval)
-	v.check(c.Userns.Range.First >= podIDs && c.Userns.Range.Count >= podIDs && uint64(c.Userns.Range.First)+uint64(c.Userns.Range.Count) < math.MaxUint32,
-		"userns.range", "%d:%d does not lie between %d and %d, or has fewer than %[3]d IDs", c.Userns.Range.First, c.Userns.Range.Count, podIDs, uint32(math.MaxUint32)-1)
+	v.check(c.Userns.Range.First >= podIDs && c.Userns.Range.Count >= podIDs &&
+		uint64(c.Userns.Range.First)+uint64(c.Userns.Range.Count) < math.MaxUint32,
+		"userns.range", "%d:%d does not lie between %d and %d, or has fewer than %[3]d IDs", c.Userns.Range.First, c.Userns.Range.Count, podIDs,
+		uint32(math.MaxUint32)-1)
 	c.validatePeers(v)
 	c.validateRoute(v)
 	v.address("metrics.address", c.Metrics.Address)
@@ -91,7 +95,8 @@ func (c *Config) validateConnections(v *validator) {
 	v.check(n.MaxPerPeer >= 0, "connections.max_per_peer", "%d is negative", n.MaxPerPeer)
 	v.positive("connections.header_timeout", n.HeaderTimeout)
 	v.positive("connections.idle_timeout", n.IdleTimeout)
-	v.check(n.MaxHeader >= minHeader && n.MaxHeader <= maxHeader, "connections.max_header", "%d is not between %d and %d bytes", n.MaxHeader, minHeader, maxHeader)
+	v.check(n.MaxHeader >= minHeader && n.MaxHeader <= maxHeader, "connections.max_header", "%d is not between %d and %d bytes", n.MaxHeader,
+		minHeader, maxHeader)
 }
 
 func (c *Config) validateNRI(v *validator) {
@@ -175,13 +180,15 @@ func (c *Config) validateWasm(v *validator) {
 	v.oneOf("wasm.worker", w.Worker, "node", "namespace", "pod")
 	v.check(w.User >= 1 && w.User <= maxUser, "wasm.user", "%d is not the number of an unprivileged user", w.User)
 	v.check(w.Instances >= 1, "wasm.instances", "%d is not at least 1", w.Instances)
-	v.check(w.MaxMemory >= minWasmMemory && w.MaxMemory <= 4<<30, "wasm.max_memory", "%d is not between %d and %d bytes", w.MaxMemory, minWasmMemory, uint64(4<<30))
+	v.check(w.MaxMemory >= minWasmMemory && w.MaxMemory <= 4<<30, "wasm.max_memory", "%d is not between %d and %d bytes", w.MaxMemory,
+		minWasmMemory, uint64(4<<30))
 	v.check(w.MaxConcurrency >= 1, "wasm.max_concurrency", "%d is not at least 1", w.MaxConcurrency)
 	v.check(w.MaxFiles >= 1, "wasm.max_files", "%d is not at least 1", w.MaxFiles)
 	v.check(w.MaxHandles >= 1, "wasm.max_handles", "%d is not at least 1", w.MaxHandles)
 	v.check(w.MaxSockets >= 1, "wasm.max_sockets", "%d is not at least 1", w.MaxSockets)
 	v.check(w.MaxHostBytes >= 1, "wasm.max_host_bytes", "%d is not at least 1", w.MaxHostBytes)
-	v.check(w.KeyvalueBytes >= 0 && w.KeyvalueBytes <= maxKeyvalueBytes, "wasm.keyvalue_bytes", "%d is not between 0 and %d", w.KeyvalueBytes, int64(maxKeyvalueBytes))
+	v.check(w.KeyvalueBytes >= 0 && w.KeyvalueBytes <= maxKeyvalueBytes, "wasm.keyvalue_bytes", "%d is not between 0 and %d", w.KeyvalueBytes,
+		int64(maxKeyvalueBytes))
 	v.check(w.KeyvalueKeys >= 1, "wasm.keyvalue_keys", "%d is not at least 1", w.KeyvalueKeys)
 	v.check(w.CompileMemory >= minCompileMemory, "wasm.compile_memory", "%d bytes are less than %d", w.CompileMemory, minCompileMemory)
 	v.positive("wasm.compile_timeout", w.CompileTimeout)
@@ -224,7 +231,8 @@ func (c *Config) validateVM(v *validator) {
 		v.notEmpty("vm.libvirt_uri", m.LibvirtURI)
 	}
 	v.check(m.UIDBase >= 1 && m.UIDBase <= maxUser, "vm.uid_base", "%d is not the number of an unprivileged user", m.UIDBase)
-	v.check(m.UIDCount >= 1 && m.UIDCount <= (maxUser-m.UIDBase)/2, "vm.uid_count", "twice %d users from %d on are not between 1 and %d", m.UIDCount, m.UIDBase, maxUser)
+	v.check(m.UIDCount >= 1 && m.UIDCount <= (maxUser-m.UIDBase)/2, "vm.uid_count", "twice %d users from %d on are not between 1 and %d",
+		m.UIDCount, m.UIDBase, maxUser)
 	v.check(m.DefaultMemory >= minGuestMemory, "vm.default_memory", "%d bytes are less than %d", m.DefaultMemory, minGuestMemory)
 	v.check(m.DefaultCPUs >= 1 && m.DefaultCPUs <= maxCPUs, "vm.default_cpus", "%d is not between 1 and %d", m.DefaultCPUs, maxCPUs)
 	v.check(m.MemoryOverhead >= minOverhead, "vm.memory_overhead", "%d bytes are less than %d", m.MemoryOverhead, minOverhead)
@@ -275,7 +283,8 @@ func (c *Config) validateRoute(v *validator) {
 	v.optional("route.key", r.Key)
 	v.optional("route.client_ca", r.ClientCA)
 	v.check((r.Certificate == "") == (r.Key == ""), "route.key", "certificate and key must be set together")
-	v.check(r.ClientCA == "" || r.CleartextAddress == "", "route.cleartext_address", "cannot be used with route.client_ca: clear text has no client certificates")
+	v.check(r.ClientCA == "" || r.CleartextAddress == "", "route.cleartext_address",
+		"cannot be used with route.client_ca: clear text has no client certificates")
 }
 
 type validator struct{ errs []error }

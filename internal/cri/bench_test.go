@@ -39,7 +39,8 @@ func BenchmarkLists(b *testing.B) {
 				return err
 			}},
 			{"ListPodSandboxByLabel", func() error {
-				_, err := d.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"app": "p1"}}})
+				_, err := d.ListPodSandbox(ctx,
+					&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"app": "p1"}}})
 				return err
 			}},
 			{"Status", func() error { _, err := d.Status(ctx, &runtimeapi.StatusRequest{}); return err }},

@@ -30,7 +30,8 @@ func TestC1_NilConfigAndMetadata(t *testing.T) {
 	wantCode(t, run(&runtimeapi.PodSandboxConfig{}), codes.InvalidArgument, "config.metadata")
 	wantCode(t, create(nil), codes.InvalidArgument, "config")
 	wantCode(t, create(&runtimeapi.ContainerConfig{}), codes.InvalidArgument, "config.metadata")
-	wantCode(t, create(&runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "x"}}), codes.InvalidArgument, "config.image.image")
+	wantCode(t, create(&runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "x"}}), codes.InvalidArgument,
+		"config.image.image")
 	_, err := d.PullImage(t.Context(), &runtimeapi.PullImageRequest{})
 	wantCode(t, err, codes.InvalidArgument, "image.image")
 	_, err = d.UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: "x"})
@@ -207,7 +208,8 @@ func TestC1_SixteenMiBList(t *testing.T) {
 	wantEqual(t, "pods in the stream", len(seen), pods)
 
 	// gRPC rejects a request that exceeds a message.
-	_, err = d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{Hostname: strings.Repeat("x", MaxMessageSize)}})
+	_, err = d.RunPodSandbox(t.Context(),
+		&runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{Hostname: strings.Repeat("x", MaxMessageSize)}})
 	wantCode(t, err, codes.ResourceExhausted)
 }
 
@@ -230,7 +232,8 @@ func TestHandlerAliases(t *testing.T) {
 		got, err := d.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: made.GetPodSandboxId()})
 		must(t, err)
 		wantEqual(t, "runtime handler", got.GetStatus().GetRuntimeHandler(), alias)
-		list, err := d.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: made.GetPodSandboxId()}})
+		list, err := d.ListPodSandbox(t.Context(),
+			&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: made.GetPodSandboxId()}})
 		must(t, err)
 		wantEqual(t, "runtime handler in the list", list.GetItems()[0].GetRuntimeHandler(), alias)
 		image := &runtimeapi.ImageSpec{Image: "busybox", RuntimeHandler: alias}
@@ -238,7 +241,8 @@ func TestHandlerAliases(t *testing.T) {
 		must(t, err)
 		c := containerConfig("c")
 		c.Image = image
-		_, err = d.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: made.GetPodSandboxId(), Config: c, SandboxConfig: config})
+		_, err = d.CreateContainer(t.Context(),
+			&runtimeapi.CreateContainerRequest{PodSandboxId: made.GetPodSandboxId(), Config: c, SandboxConfig: config})
 		must(t, err)
 	}
 }

@@ -7,7 +7,8 @@ import (
 )
 
 // ReopenContainerLog makes the container write to a new file at its log path, after the old file was moved away.
-func (s *Server) ReopenContainerLog(ctx context.Context, req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
+func (s *Server) ReopenContainerLog(ctx context.Context,
+	req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
 	if req.GetContainerId() == "" {
 		return nil, required("container_id")
 	}

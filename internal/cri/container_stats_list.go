@@ -10,7 +10,8 @@ import (
 
 // ListContainerStats returns the statistics of the running containers that match the filter. It omits containers whose
 // statistics cannot be read.
-func (s *Server) ListContainerStats(ctx context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+func (s *Server) ListContainerStats(ctx context.Context,
+	req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
 	stats, err := s.containerStatsOf(ctx, req.GetFilter())
 	if err != nil {
 		return nil, err
@@ -19,7 +20,8 @@ func (s *Server) ListContainerStats(ctx context.Context, req *runtimeapi.ListCon
 }
 
 // StreamContainerStats is like ListContainerStats, without a size limit.
-func (s *Server) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest, stream runtimeapi.RuntimeService_StreamContainerStatsServer) error {
+func (s *Server) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest,
+	stream runtimeapi.RuntimeService_StreamContainerStatsServer) error {
 	stats, err := s.containerStatsOf(stream.Context(), req.GetFilter())
 	if err != nil {
 		return err

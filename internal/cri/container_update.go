@@ -25,7 +25,8 @@ const (
 // UpdateContainerResources changes the resources of a created or running container in place (KEP-1287), or attaches or
 // detaches a disk of a running machine, if an annotation asks for that. It ignores the request's annotations for other
 // runtimes.
-func (s *Server) UpdateContainerResources(ctx context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
+func (s *Server) UpdateContainerResources(ctx context.Context,
+	req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	if err := validateUpdate(req); err != nil {
 		return nil, err
 	}

@@ -19,16 +19,18 @@ func TestUpdateDisk(t *testing.T) {
 		code        codes.Code
 		words       string
 	}{
-		"of another project":   {map[string]string{"example.com/x": "1"}, limits, codes.OK, ""},
-		"not even resources":   {map[string]string{"example.com/x": "1"}, nil, codes.InvalidArgument, "linux"},
-		"another key of ours":  {map[string]string{"tripod.dev/vm.vcpu-count": "1"}, nil, codes.InvalidArgument, "tripod.dev/vm.disk."},
-		"two disks":            {map[string]string{"tripod.dev/vm.disk.a": "", "tripod.dev/vm.disk.b": ""}, nil, codes.InvalidArgument, "only one"},
+		"of another project":  {map[string]string{"example.com/x": "1"}, limits, codes.OK, ""},
+		"not even resources":  {map[string]string{"example.com/x": "1"}, nil, codes.InvalidArgument, "linux"},
+		"another key of ours": {map[string]string{"tripod.dev/vm.vcpu-count": "1"}, nil, codes.InvalidArgument, "tripod.dev/vm.disk."},
+		"two disks": {map[string]string{"tripod.dev/vm.disk.a": "", "tripod.dev/vm.disk.b": ""}, nil, codes.InvalidArgument,
+			"only one"},
 		"a disk and resources": {map[string]string{"tripod.dev/vm.disk.a": ""}, limits, codes.InvalidArgument, "linux"},
 		"a relative path":      {map[string]string{"tripod.dev/vm.disk.a": "dev/sda"}, nil, codes.InvalidArgument, "absolute"},
 		"attach":               {map[string]string{"tripod.dev/vm.disk.a": "/dev/sda,ro"}, nil, codes.Unimplemented, "handler vm"},
 		"detach":               {map[string]string{"tripod.dev/vm.disk.a": ""}, nil, codes.Unimplemented, "handler vm"},
 	} {
-		_, err := d.UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: test.linux, Annotations: test.annotations})
+		_, err := d.UpdateContainerResources(t.Context(),
+			&runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: test.linux, Annotations: test.annotations})
 		if test.code == codes.OK {
 			must(t, err)
 			continue

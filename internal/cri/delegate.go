@@ -13,7 +13,8 @@ type Delegate = delegate.Endpoint
 // Delegate begins to forward calls to other CRI endpoints. Call it before Interceptors. The result ends the forwarding.
 func (s *Server) Delegate(endpoints []Delegate, record delegate.Record) (stop func() error, err error) {
 	r, err := delegate.New(delegate.Config{
-		Endpoints: endpoints, Node: s.node, Images: s.images, Record: record, Metrics: metricDescriptors(), MaxMessageSize: MaxMessageSize, Logger: s.log,
+		Endpoints: endpoints, Node: s.node, Images: s.images, Record: record, Metrics: metricDescriptors(), MaxMessageSize: MaxMessageSize,
+		Logger: s.log,
 	})
 	if err != nil {
 		return nil, err

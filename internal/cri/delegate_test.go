@@ -32,7 +32,8 @@ func (g *gate) pass(ctx context.Context, method string) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	if absent := g.absent.Load(); absent != nil && slices.ContainsFunc(*absent, func(m string) bool { return strings.HasSuffix(method, "/"+m) }) {
+	if absent := g.absent.Load(); absent != nil &&
+		slices.ContainsFunc(*absent, func(m string) bool { return strings.HasSuffix(method, "/"+m) }) {
 		return status.Error(codes.Unimplemented, "unknown method")
 	}
 	return nil
@@ -64,7 +65,8 @@ type pair struct {
 // openPair starts both. By default the delegate has the handler "runc" and never needs more than a second for a read.
 func openPair(t *testing.T, change ...func(*Delegate)) *pair {
 	t.Helper()
-	p := &pair{front: &door{images: newMemoryImages(), log: &syncBuffer{}}, back: &door{images: newMemoryImages(), log: &syncBuffer{}}, gate: &gate{}}
+	p := &pair{front: &door{images: newMemoryImages(), log: &syncBuffer{}}, back: &door{images: newMemoryImages(), log: &syncBuffer{}},
+		gate: &gate{}}
 	p.back.options = p.gate.options()
 	p.back.server = p.back.newServer(t)
 	p.back.serve(t)
@@ -75,7 +77,8 @@ func openPair(t *testing.T, change ...func(*Delegate)) *pair {
 }
 
 func (p *pair) config(change ...func(*Delegate)) Delegate {
-	c := Delegate{Name: "back", Runtime: p.back.socket, Images: p.back.socket, Handlers: []string{"runc"}, Timeout: time.Second, SnapshotMaxAge: time.Hour}
+	c := Delegate{Name: "back", Runtime: p.back.socket, Images: p.back.socket, Handlers: []string{"runc"}, Timeout: time.Second,
+		SnapshotMaxAge: time.Hour}
 	for _, f := range change {
 		f(&c)
 	}
@@ -100,7 +103,8 @@ func (p *pair) delegate(t *testing.T, c Delegate) (stop func()) {
 // reopen starts another server on the front's node and record, as after a restart of the daemon.
 func (p *pair) reopen(t *testing.T, change ...func(*Delegate)) {
 	t.Helper()
-	p.front.server = New(Config{Node: p.front.node, Images: p.front.images, Streams: p.front.server.streams, Version: "0.1.0-test", CgroupDriver: "systemd"})
+	p.front.server = New(Config{Node: p.front.node, Images: p.front.images, Streams: p.front.server.streams, Version: "0.1.0-test",
+		CgroupDriver: "systemd"})
 	p.delegate(t, p.config(change...))
 	p.front.serve(t)
 }
@@ -221,7 +225,8 @@ func TestDelegateAwayListsLastSnapshot(t *testing.T) {
 		"ID prefix":   {&runtimeapi.PodSandboxFilter{Id: theirs[:10]}, []string{theirs}},
 		"labels":      {&runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"app": "theirs"}}, []string{theirs}},
 		"other label": {&runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{"app": "none"}}, nil},
-		"state":       {&runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY}}, nil},
+		"state": {&runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY}},
+			nil},
 	} {
 		r, err := p.front.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: f.filter})
 		must(t, err)
@@ -319,7 +324,8 @@ func TestDelegateAwayListsFailRatherThanOmit(t *testing.T) {
 func TestDelegateOwnersSurviveARestart(t *testing.T) {
 	p := openPair(t)
 	id := p.run(t, "p")
-	c, err := p.front.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: id, Config: containerConfig("c"), SandboxConfig: podConfig("p")})
+	c, err := p.front.CreateContainer(t.Context(),
+		&runtimeapi.CreateContainerRequest{PodSandboxId: id, Config: containerConfig("c"), SandboxConfig: podConfig("p")})
 	must(t, err)
 	p.gate.shut.Store(true)
 	p.reopen(t)
@@ -356,7 +362,8 @@ func TestDelegateWithAnOlderCRI(t *testing.T) {
 	wantEqual(t, "statistics", len(stats.GetStats()), 0)
 	_, err = p.front.RuntimeConfig(t.Context(), &runtimeapi.RuntimeConfigRequest{})
 	must(t, err)
-	_, err = p.front.UpdateRuntimeConfig(t.Context(), &runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: "10.88.0.0/16"}}})
+	_, err = p.front.UpdateRuntimeConfig(t.Context(),
+		&runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: "10.88.0.0/16"}}})
 	must(t, err)
 }
 
@@ -381,7 +388,8 @@ func TestDelegateWithoutEvents(t *testing.T) {
 			if !ok {
 				return "the end"
 			}
-			return fmt.Sprint(e.GetContainerEventType(), e.GetContainerId(), e.GetPodSandboxStatus().GetMetadata().GetName(), len(e.GetContainersStatuses()))
+			return fmt.Sprint(e.GetContainerEventType(), e.GetContainerId(), e.GetPodSandboxStatus().GetMetadata().GetName(),
+				len(e.GetContainersStatuses()))
 		case <-time.After(3 * time.Second):
 			return "nothing"
 		}
@@ -471,9 +479,11 @@ func TestDelegateImages(t *testing.T) {
 	pull(&runtimeapi.PullImageRequest{Image: spec("pod.example/a"), SandboxConfig: podConfig("theirs")})
 	pull(&runtimeapi.PullImageRequest{Image: spec("back.example/own"), SandboxConfig: podConfig("own")})
 	pull(&runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "handler.example/a", RuntimeHandler: "runc"}})
-	for name, back := range map[string]bool{"plain.example/a": false, "back.example/a": true, "pod.example/a": true, "back.example/own": false, "handler.example/a": true} {
+	for name, back := range map[string]bool{"plain.example/a": false, "back.example/a": true, "pod.example/a": true, "back.example/own": false,
+		"handler.example/a": true} {
 		if at(p.back, name) != back || at(p.front, name) == back {
-			t.Errorf("image %s: at the delegate %v, on this node %v; want it only at one: delegate %v", name, at(p.back, name), at(p.front, name), back)
+			t.Errorf("image %s: at the delegate %v, on this node %v; want it only at one: delegate %v", name, at(p.back, name), at(p.front, name),
+				back)
 		}
 	}
 	s, err := p.front.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: spec("pod.example/a")})
@@ -502,7 +512,8 @@ func TestDelegateLacksAnImageOfThisNode(t *testing.T) {
 	must(t, err)
 	config := containerConfig("c")
 	config.Image = &runtimeapi.ImageSpec{Image: s.GetImage().GetId(), UserSpecifiedImage: "app"}
-	_, err = p.front.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: config, SandboxConfig: podConfig("theirs")})
+	_, err = p.front.CreateContainer(ctx,
+		&runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: config, SandboxConfig: podConfig("theirs")})
 	wantCode(t, err, codes.NotFound)
 	s, err = p.front.ImageStatus(ctx, asked)
 	must(t, err)
@@ -512,7 +523,8 @@ func TestDelegateLacksAnImageOfThisNode(t *testing.T) {
 	pulled, err := p.front.PullImage(ctx, &runtimeapi.PullImageRequest{Image: asked.Image, SandboxConfig: podConfig("theirs")})
 	must(t, err)
 	config.Image.Image = pulled.GetImageRef()
-	_, err = p.front.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: config, SandboxConfig: podConfig("theirs")})
+	_, err = p.front.CreateContainer(ctx,
+		&runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: config, SandboxConfig: podConfig("theirs")})
 	must(t, err)
 	s, err = p.front.ImageStatus(ctx, asked)
 	must(t, err)

@@ -33,11 +33,14 @@ func TestModulesAreHiddenFromTheKubelet(t *testing.T) {
 	count := func(ctx context.Context, id string, labels map[string]string) string {
 		pods, err := d.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: id, LabelSelector: labels}})
 		must(t, err)
-		containers, err := d.ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{PodSandboxId: id, LabelSelector: labels}})
+		containers, err := d.ListContainers(ctx,
+			&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{PodSandboxId: id, LabelSelector: labels}})
 		must(t, err)
-		podStats, err := d.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{Filter: &runtimeapi.PodSandboxStatsFilter{Id: id, LabelSelector: labels}})
+		podStats, err := d.ListPodSandboxStats(ctx,
+			&runtimeapi.ListPodSandboxStatsRequest{Filter: &runtimeapi.PodSandboxStatsFilter{Id: id, LabelSelector: labels}})
 		must(t, err)
-		stats, err := d.ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{Filter: &runtimeapi.ContainerStatsFilter{PodSandboxId: id, LabelSelector: labels}})
+		stats, err := d.ListContainerStats(ctx,
+			&runtimeapi.ListContainerStatsRequest{Filter: &runtimeapi.ContainerStatsFilter{PodSandboxId: id, LabelSelector: labels}})
 		must(t, err)
 		return fmt.Sprint(len(pods.Items), len(containers.Containers), len(podStats.Stats), len(stats.Stats))
 	}

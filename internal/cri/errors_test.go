@@ -65,7 +65,8 @@ func TestErrorCodes(t *testing.T) {
 		{"joined", nil, errors.Join(io.EOF, errdefs.ErrAborted), codes.Aborted},
 		{"the outermost class counts", nil, fmt.Errorf("%w: %w", errdefs.ErrFailedPrecondition, errdefs.ErrNotFound), codes.FailedPrecondition},
 		{"a gRPC error keeps its code", nil, fmt.Errorf("peer: %w", status.Error(codes.OutOfRange, "far")), codes.OutOfRange},
-		{"our class before a gRPC error's code", nil, fmt.Errorf("%w: %w", errdefs.ErrNotFound, status.Error(codes.OutOfRange, "far")), codes.NotFound},
+		{"our class before a gRPC error's code", nil, fmt.Errorf("%w: %w", errdefs.ErrNotFound, status.Error(codes.OutOfRange, "far")),
+			codes.NotFound},
 		{"unclassified", nil, io.EOF, codes.Unknown},
 		{"unclassified after the call's end", ended, io.EOF, codes.Canceled},
 		{"classified after the call's end", ended, errdefs.ErrNotFound, codes.NotFound},
@@ -88,7 +89,8 @@ func TestErrorCodes(t *testing.T) {
 			}
 			s := toStatus(c.ctx, c.err)
 			wantEqual(t, "code", s.Code(), c.code)
-			if !strings.Contains(s.Message(), strings.ReplaceAll(c.err.Error(), "\n", "; ")) && !errors.As(c.err, new(interface{ GRPCStatus() *status.Status })) {
+			if !strings.Contains(s.Message(), strings.ReplaceAll(c.err.Error(), "\n", "; ")) &&
+				!errors.As(c.err, new(interface{ GRPCStatus() *status.Status })) {
 				t.Errorf("message %q does not contain the error %q", s.Message(), c.err)
 			}
 		})

@@ -96,7 +96,8 @@ func sendEvent(stream runtimeapi.RuntimeService_GetContainerEventsServer, event 
 		return stream.Send(fallbackMessage(event))
 	case event.Restored != "":
 		return stream.Send(&runtimeapi.ContainerEventResponse{
-			ContainerEventType: RestoredEvent, CreatedAt: nano(event.At), ContainersStatuses: []*runtimeapi.ContainerStatus{{Message: event.Restored}},
+			ContainerEventType: RestoredEvent, CreatedAt: nano(event.At),
+			ContainersStatuses: []*runtimeapi.ContainerStatus{{Message: event.Restored}},
 		})
 	}
 	return stream.Send(eventMessage(event))
@@ -113,7 +114,8 @@ func compilationMessage(e node.Event) *runtimeapi.ContainerEventResponse {
 	return &runtimeapi.ContainerEventResponse{
 		ContainerId: c.ImageID, ContainerEventType: CompilationEvent, CreatedAt: nano(e.At),
 		ContainersStatuses: []*runtimeapi.ContainerStatus{{
-			Id: c.ImageID, ImageRef: c.ImageID, Image: &runtimeapi.ImageSpec{Image: c.Image}, Reason: string(c.State), Message: cmp.Or(c.Reason, codeNote(c)),
+			Id: c.ImageID, ImageRef: c.ImageID, Image: &runtimeapi.ImageSpec{Image: c.Image}, Reason: string(c.State),
+			Message: cmp.Or(c.Reason, codeNote(c)),
 		}},
 	}
 }
@@ -132,7 +134,8 @@ func codeNote(c *sandbox.Compilation) string {
 func fallbackMessage(e node.Event) *runtimeapi.ContainerEventResponse {
 	m := eventMessage(e)
 	m.ContainerEventType = FallbackEvent
-	m.ContainersStatuses = slices.DeleteFunc(m.ContainersStatuses, func(s *runtimeapi.ContainerStatus) bool { return s.GetId() != e.ContainerID })
+	m.ContainersStatuses = slices.DeleteFunc(m.ContainersStatuses,
+		func(s *runtimeapi.ContainerStatus) bool { return s.GetId() != e.ContainerID })
 	for _, s := range m.ContainersStatuses {
 		s.Message = e.Fallback
 	}

@@ -80,7 +80,8 @@ func TestFallbackEvent(t *testing.T) {
 		wantEqual(t, "events with the header "+header, len(s.sent), want)
 		for _, m := range s.sent {
 			statuses := m.GetContainersStatuses()
-			if m.GetContainerEventType() != FallbackEvent || len(statuses) != 1 || statuses[0].GetId() != "b" || statuses[0].GetMessage() != "too slow" {
+			if m.GetContainerEventType() != FallbackEvent || len(statuses) != 1 || statuses[0].GetId() != "b" ||
+				statuses[0].GetMessage() != "too slow" {
 				t.Errorf("event: got %v, want the fallback of b", m)
 			}
 		}
@@ -106,7 +107,8 @@ func TestRememberedEventsWithADelegate(t *testing.T) {
 	p := openPair(t)
 	own := p.front.pod(t, "own")
 	p.run(t, "theirs")
-	s, err := p.front.GetContainerEvents(metadata.AppendToOutgoingContext(t.Context(), HeaderEvents, HeaderEventsRecent), &runtimeapi.GetEventsRequest{})
+	s, err := p.front.GetContainerEvents(metadata.AppendToOutgoingContext(t.Context(), HeaderEvents, HeaderEventsRecent),
+		&runtimeapi.GetEventsRequest{})
 	must(t, err)
 	var got []string
 	for {

@@ -86,7 +86,8 @@ func (d *door) newServer(t testing.TB) *Server {
 		}
 	}
 	d.node, err = node.Open(t.Context(), node.Config{
-		Store: record, Backends: backends, DefaultHandler: "linux", Aliases: map[string]string{"runc": "linux", "kata": "unit"}, Network: d.network, Images: d.images,
+		Store: record, Backends: backends, DefaultHandler: "linux", Aliases: map[string]string{"runc": "linux", "kata": "unit"},
+		Network: d.network, Images: d.images,
 		Missing: map[string]error{"gone": errors.New("it is not installed")},
 	})
 	must(t, err)
@@ -174,8 +175,9 @@ func podConfig(name string) *runtimeapi.PodSandboxConfig {
 		Hostname:     name,
 		LogDirectory: "/var/log/pods/default_" + name,
 		DnsConfig:    &runtimeapi.DNSConfig{Servers: []string{"10.96.0.10"}, Searches: []string{"cluster.local"}, Options: []string{"ndots:5"}},
-		Labels:       map[string]string{"app": name, "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "default", "io.kubernetes.pod.uid": name + "-uid"},
-		Annotations:  map[string]string{"kubernetes.io/config.source": "api", "kubernetes.io/config.seen": "2026-01-01T00:00:00Z"},
+		Labels: map[string]string{"app": name, "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "default",
+			"io.kubernetes.pod.uid": name + "-uid"},
+		Annotations: map[string]string{"kubernetes.io/config.source": "api", "kubernetes.io/config.seen": "2026-01-01T00:00:00Z"},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent:    "/kubepods/burstable/pod" + name,
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}},
@@ -185,13 +187,14 @@ func podConfig(name string) *runtimeapi.PodSandboxConfig {
 
 func containerConfig(name string) *runtimeapi.ContainerConfig {
 	return &runtimeapi.ContainerConfig{
-		Metadata:    &runtimeapi.ContainerMetadata{Name: name},
-		Image:       &runtimeapi.ImageSpec{Image: "busybox"},
-		Command:     []string{"sh"},
-		Labels:      map[string]string{"app": name, "io.kubernetes.container.name": name},
-		Annotations: map[string]string{"io.kubernetes.container.hash": "1f", "io.kubernetes.container.terminationMessagePath": "/dev/termination-log"},
-		LogPath:     name + "/0.log",
-		Linux:       &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{CpuShares: 102, OomScoreAdj: 1000}},
+		Metadata: &runtimeapi.ContainerMetadata{Name: name},
+		Image:    &runtimeapi.ImageSpec{Image: "busybox"},
+		Command:  []string{"sh"},
+		Labels:   map[string]string{"app": name, "io.kubernetes.container.name": name},
+		Annotations: map[string]string{"io.kubernetes.container.hash": "1f",
+			"io.kubernetes.container.terminationMessagePath": "/dev/termination-log"},
+		LogPath: name + "/0.log",
+		Linux:   &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{CpuShares: 102, OomScoreAdj: 1000}},
 	}
 }
 

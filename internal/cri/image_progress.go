@@ -81,7 +81,8 @@ func (s *Server) pullWithProgress(stream grpc.ServerStream) error {
 	for {
 		select {
 		case p := <-latest:
-			if err := sendProgress(stream, map[string]any{ProgressDone: p.Done, ProgressTotal: p.Total, ProgressBlob: p.Current.String()}); err != nil {
+			if err := sendProgress(stream,
+				map[string]any{ProgressDone: p.Done, ProgressTotal: p.Total, ProgressBlob: p.Current.String()}); err != nil {
 				return err
 			}
 		case err := <-result:

@@ -19,7 +19,8 @@ func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest
 }
 
 // pullImage reports its progress to a function that may be nil.
-func (s *Server) pullImage(ctx context.Context, req *runtimeapi.PullImageRequest, report func(image.Progress)) (*runtimeapi.PullImageResponse, error) {
+func (s *Server) pullImage(ctx context.Context, req *runtimeapi.PullImageRequest,
+	report func(image.Progress)) (*runtimeapi.PullImageResponse, error) {
 	if err := validateImageSpec("image", req.GetImage()); err != nil {
 		return nil, err
 	}

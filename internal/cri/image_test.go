@@ -142,8 +142,10 @@ func TestImageFsInfo(t *testing.T) {
 	d := open(t)
 	r, err := d.ImageFsInfo(t.Context(), &runtimeapi.ImageFsInfoRequest{})
 	must(t, err)
-	for name, fs := range map[string][]*runtimeapi.FilesystemUsage{"images": r.GetImageFilesystems(), "containers": r.GetContainerFilesystems()} {
-		if len(fs) != 1 || fs[0].GetTimestamp() <= 0 || fs[0].GetUsedBytes().GetValue() == 0 || fs[0].GetInodesUsed().GetValue() == 0 || fs[0].GetFsId().GetMountpoint() == "" {
+	for name, fs := range map[string][]*runtimeapi.FilesystemUsage{"images": r.GetImageFilesystems(),
+		"containers": r.GetContainerFilesystems()} {
+		if len(fs) != 1 || fs[0].GetTimestamp() <= 0 || fs[0].GetUsedBytes().GetValue() == 0 || fs[0].GetInodesUsed().GetValue() == 0 ||
+			fs[0].GetFsId().GetMountpoint() == "" {
 			t.Errorf("%s: got usage %v, want all its fields", name, fs)
 		}
 	}

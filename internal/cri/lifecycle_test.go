@@ -23,7 +23,8 @@ func TestSandboxLifecycle(t *testing.T) {
 	wantEqual(t, "state", s.GetState(), runtimeapi.PodSandboxState_SANDBOX_READY)
 	wantEqual(t, "metadata", proto.Equal(s.GetMetadata(), want.GetMetadata()), true)
 	wantEqual(t, "ip", s.GetNetwork().GetIp(), "192.0.2.1")
-	wantEqual(t, "namespaces", proto.Equal(s.GetLinux().GetNamespaces().GetOptions(), want.GetLinux().GetSecurityContext().GetNamespaceOptions()), true)
+	wantEqual(t, "namespaces",
+		proto.Equal(s.GetLinux().GetNamespaces().GetOptions(), want.GetLinux().GetSecurityContext().GetNamespaceOptions()), true)
 	wantEqual(t, "handler", s.GetRuntimeHandler(), "linux")
 	wantEqual(t, "labels", len(s.GetLabels()), len(want.GetLabels()))
 	wantEqual(t, "annotations", len(s.GetAnnotations()), len(want.GetAnnotations()))
@@ -56,7 +57,8 @@ func TestContainerLifecycle(t *testing.T) {
 	d := open(t)
 	ctx := t.Context()
 	pod := d.pod(t, "p")
-	asked := &runtimeapi.ImageSpec{Image: d.images.add("nginx:1.25", "").ID, UserSpecifiedImage: "nginx:1.25", Annotations: map[string]string{"a": "b"}}
+	asked := &runtimeapi.ImageSpec{Image: d.images.add("nginx:1.25", "").ID, UserSpecifiedImage: "nginx:1.25",
+		Annotations: map[string]string{"a": "b"}}
 	id := d.container(t, pod, "c", func(c *runtimeapi.ContainerConfig) {
 		c.Image = asked
 		c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/a", HostPath: "/b", Readonly: true, RecursiveReadOnly: true}}
@@ -85,7 +87,8 @@ func TestContainerLifecycle(t *testing.T) {
 		t.Errorf("status of a running container: got %v, want a start and no exit", s)
 	}
 
-	_, err = d.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuShares: 512}})
+	_, err = d.UpdateContainerResources(ctx,
+		&runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpuShares: 512}})
 	must(t, err)
 	wantEqual(t, "shares", d.status(t, id).GetResources().GetLinux().GetCpuShares(), 512)
 
@@ -234,9 +237,11 @@ func TestFilters(t *testing.T) {
 		})
 	}
 	t.Run("unknown state", func(t *testing.T) {
-		_, err := d.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: 9}}})
+		_, err := d.ListPodSandbox(t.Context(),
+			&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{State: &runtimeapi.PodSandboxStateValue{State: 9}}})
 		wantCode(t, err, codes.InvalidArgument, "filter.state")
-		_, err = d.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: 9}}})
+		_, err = d.ListContainers(t.Context(),
+			&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: 9}}})
 		wantCode(t, err, codes.InvalidArgument, "filter.state")
 	})
 }
@@ -302,7 +307,8 @@ func TestRuntimeConfig(t *testing.T) {
 	wantEqual(t, "cgroup driver", r.GetLinux().GetCgroupDriver(), runtimeapi.CgroupDriver_SYSTEMD)
 	wantEqual(t, "default cgroup driver", New(Config{}).cgroupDriver, runtimeapi.CgroupDriver_CGROUPFS)
 	update := func(cidr string) error {
-		_, err := d.UpdateRuntimeConfig(t.Context(), &runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}}})
+		_, err := d.UpdateRuntimeConfig(t.Context(),
+			&runtimeapi.UpdateRuntimeConfigRequest{RuntimeConfig: &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}}})
 		return err
 	}
 	must(t, update("10.88.0.0/16"))

@@ -11,7 +11,8 @@ import (
 
 // ListMetricDescriptors returns the names and labels of all metrics that ListPodSandboxMetrics can return. A kubelet asks
 // once, when it starts.
-func (s *Server) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+func (s *Server) ListMetricDescriptors(context.Context,
+	*runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	return &runtimeapi.ListMetricDescriptorsResponse{Descriptors: metricDescriptors()}, nil
 }
 

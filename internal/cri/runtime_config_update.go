@@ -10,7 +10,8 @@ import (
 
 // UpdateRuntimeConfig receives the node's pod CIDR from the kubelet: one prefix, or one per address family, separated
 // by a comma. An empty CIDR changes nothing.
-func (s *Server) UpdateRuntimeConfig(_ context.Context, req *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
+func (s *Server) UpdateRuntimeConfig(_ context.Context,
+	req *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
 	cidr := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
 	if cidr == "" {
 		return &runtimeapi.UpdateRuntimeConfigResponse{}, nil

@@ -21,7 +21,8 @@ func (s *Server) ListPodSandbox(ctx context.Context, req *runtimeapi.ListPodSand
 }
 
 // StreamPodSandboxes is like ListPodSandbox, without a size limit.
-func (s *Server) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
+func (s *Server) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest,
+	stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
 	items, err := s.podsOf(stream.Context(), req.GetFilter())
 	if err != nil {
 		return err

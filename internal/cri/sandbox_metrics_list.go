@@ -11,12 +11,14 @@ import (
 
 // ListPodSandboxMetrics returns the metrics of the ready pods and their running containers. It omits what cannot be
 // measured.
-func (s *Server) ListPodSandboxMetrics(ctx context.Context, _ *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+func (s *Server) ListPodSandboxMetrics(ctx context.Context,
+	_ *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
 	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: s.podMetrics(ctx)}, nil
 }
 
 // StreamPodSandboxMetrics is like ListPodSandboxMetrics, without a size limit.
-func (s *Server) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
+func (s *Server) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest,
+	stream runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
 	return sendMessages(s.podMetrics(stream.Context()), func(chunk []*runtimeapi.PodSandboxMetrics) error {
 		return stream.Send(&runtimeapi.StreamPodSandboxMetricsResponse{PodSandboxMetrics: chunk})
 	})

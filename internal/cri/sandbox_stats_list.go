@@ -10,7 +10,8 @@ import (
 
 // ListPodSandboxStats returns the statistics of the ready pods that match the filter. It omits pods whose statistics
 // cannot be read.
-func (s *Server) ListPodSandboxStats(ctx context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+func (s *Server) ListPodSandboxStats(ctx context.Context,
+	req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	stats, err := s.podStatsOf(ctx, req.GetFilter())
 	if err != nil {
 		return nil, err
@@ -19,7 +20,8 @@ func (s *Server) ListPodSandboxStats(ctx context.Context, req *runtimeapi.ListPo
 }
 
 // StreamPodSandboxStats is like ListPodSandboxStats, without a size limit.
-func (s *Server) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
+func (s *Server) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest,
+	stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
 	stats, err := s.podStatsOf(stream.Context(), req.GetFilter())
 	if err != nil {
 		return err

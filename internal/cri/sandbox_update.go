@@ -9,7 +9,8 @@ import (
 
 // UpdatePodSandboxResources changes the resources and the overhead of a whole pod in place (KEP-1287, KEP-5419). A
 // kubelet continues its resize if the error is Unimplemented; every other error ends the resize.
-func (s *Server) UpdatePodSandboxResources(ctx context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
+func (s *Server) UpdatePodSandboxResources(ctx context.Context,
+	req *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, required("pod_sandbox_id")
 	}

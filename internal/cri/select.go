@@ -50,7 +50,8 @@ func (s *Server) selectPods(ctx context.Context, id string, labels map[string]st
 }
 
 // selectContainers is like selectPods, for containers. The podID is a pod's ID or a unique prefix; "" means all pods.
-func (s *Server) selectContainers(ctx context.Context, id, podID string, labels map[string]string, keep func(*node.Container) bool) ([]*node.Container, error) {
+func (s *Server) selectContainers(ctx context.Context, id, podID string, labels map[string]string,
+	keep func(*node.Container) bool) ([]*node.Container, error) {
 	pods, err := s.candidates(podID)
 	if err != nil {
 		return nil, err

@@ -334,7 +334,8 @@ func TestChunks(t *testing.T) {
 		})
 	}
 	sent := 0
-	err := sendMessages([]*runtimeapi.PodSandbox{item(chunkSize), item(chunkSize), item(1)}, func([]*runtimeapi.PodSandbox) error { sent++; return io.ErrClosedPipe })
+	err := sendMessages([]*runtimeapi.PodSandbox{item(chunkSize), item(chunkSize), item(1)},
+		func([]*runtimeapi.PodSandbox) error { sent++; return io.ErrClosedPipe })
 	if err != io.ErrClosedPipe || sent != 1 {
 		t.Errorf("got %d messages and error %v, want 1 and io.ErrClosedPipe", sent, err)
 	}

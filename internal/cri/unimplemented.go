@@ -12,7 +12,8 @@ import (
 var errCheckpoint = fmt.Errorf("checkpoint and restore of containers and pods (no backend can freeze and save processes): "+
 	"not in this version of tripod; stop the pod and create it again: %w", errdefs.ErrNotImplemented)
 
-func (s *Server) CheckpointContainer(context.Context, *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
+func (s *Server) CheckpointContainer(context.Context,
+	*runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
 	return nil, errCheckpoint
 }
 

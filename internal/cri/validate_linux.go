@@ -112,7 +112,8 @@ func validateSandboxNamespaces(field string, o *runtimeapi.NamespaceOption) erro
 // validateContainerNamespaces lets a container join only the PID namespace of another container. The request must name
 // that container by its ID.
 func validateContainerNamespaces(field string, o *runtimeapi.NamespaceOption) error {
-	const pod, container, host, target = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
+	const pod, container = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER
+	const host, target = runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
 	switch {
 	case o.GetPid() == target && o.GetTargetId() == "":
 		return required(field + ".target_id")

@@ -86,7 +86,8 @@ func (m *wireMemo[S]) remember(source wireSource, snapshots []*S, items []wireIt
 
 // wireItems returns the encoded items of a list. The function selected returns the snapshots of the list, which is full if
 // the request has no filter.
-func wireItems[S any](ctx context.Context, s *Server, memo *wireMemo[S], full bool, selected func() ([]*S, error), message func(*S) proto.Message) ([]wireItem, error) {
+func wireItems[S any](ctx context.Context, s *Server, memo *wireMemo[S], full bool, selected func() ([]*S, error),
+	message func(*S) proto.Message) ([]wireItem, error) {
 	source := wireSource{all: listsAll(ctx)}
 	if full {
 		source.pods = s.node.Pods()

@@ -46,7 +46,8 @@ func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) 
 	}
 	embedded, err := s.newBroker(c, b.store)
 	if err != nil {
-		return client, nil, fmt.Errorf("%s.broker: %w; [broker] configures the embedded broker; %[1]s.broker can name an external one", b.section, err)
+		return client, nil, fmt.Errorf("%s.broker: %w; [broker] configures the embedded broker; %[1]s.broker can name an external one", b.section,
+			err)
 	}
 	client.URL = embedded.URL()
 	return client, embedded, nil
@@ -104,19 +105,29 @@ var brokerDescs = []struct {
 	of   func(broker.Stats) float64
 }{
 	{brokerDesc("clients", "Connected clients."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Clients) }},
-	{brokerDesc("sessions", "Sessions of connected and of absent clients."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Sessions) }},
+	{brokerDesc("sessions", "Sessions of connected and of absent clients."), prometheus.GaugeValue,
+		func(s broker.Stats) float64 { return float64(s.Sessions) }},
 	{brokerDesc("subscriptions", "Subscriptions."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Subscriptions) }},
-	{brokerDesc("retained_messages", "Retained messages."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Retained) }},
-	{brokerDesc("inflight_messages", "Messages of QoS 1 and 2 that clients have not acknowledged."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Inflight) }},
-	{brokerDesc("received_messages_total", "Messages from clients."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Received) }},
-	{brokerDesc("sent_messages_total", "Messages to clients."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Sent) }},
-	{brokerDesc("dropped_messages_total", "Messages dropped for clients that were slow or absent too long."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Dropped) }},
-	{brokerDesc("refused_connections_total", "Connections refused because of their user, password, certificate or a limit."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Refused) }},
-	{brokerDesc("denied_requests_total", "Subscriptions and messages that the user's rights do not allow."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Denied) }},
-	{brokerDesc("store_errors_total", "Failed writes to disk."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.StoreErrors) }},
+	{brokerDesc("retained_messages", "Retained messages."), prometheus.GaugeValue,
+		func(s broker.Stats) float64 { return float64(s.Retained) }},
+	{brokerDesc("inflight_messages", "Messages of QoS 1 and 2 that clients have not acknowledged."), prometheus.GaugeValue,
+		func(s broker.Stats) float64 { return float64(s.Inflight) }},
+	{brokerDesc("received_messages_total", "Messages from clients."), prometheus.CounterValue,
+		func(s broker.Stats) float64 { return float64(s.Received) }},
+	{brokerDesc("sent_messages_total", "Messages to clients."), prometheus.CounterValue,
+		func(s broker.Stats) float64 { return float64(s.Sent) }},
+	{brokerDesc("dropped_messages_total", "Messages dropped for clients that were slow or absent too long."), prometheus.CounterValue,
+		func(s broker.Stats) float64 { return float64(s.Dropped) }},
+	{brokerDesc("refused_connections_total", "Connections refused because of their user, password, certificate or a limit."),
+		prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Refused) }},
+	{brokerDesc("denied_requests_total", "Subscriptions and messages that the user's rights do not allow."), prometheus.CounterValue,
+		func(s broker.Stats) float64 { return float64(s.Denied) }},
+	{brokerDesc("store_errors_total", "Failed writes to disk."), prometheus.CounterValue,
+		func(s broker.Stats) float64 { return float64(s.StoreErrors) }},
 }
 
-var brokerLimitsDesc = brokerDesc("limits_met_total", "How often MQTT clients have met a limit of the embedded broker: clients, packet, queue, receive_maximum, retained, topic_alias.", "limit")
+var brokerLimitsDesc = brokerDesc("limits_met_total",
+	"How often MQTT clients have met a limit of the embedded broker: clients, packet, queue, receive_maximum, retained, topic_alias.", "limit")
 
 func brokerDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("tripod_edge_broker_"+name, help, labels, nil)

@@ -27,7 +27,8 @@ func TestBrokerSettings(t *testing.T) {
 	b.Address, b.WebSocketAddress, b.WebSocketOrigins = "127.0.0.1:0", "127.0.0.1:0", []string{"https://app.example"}
 	b.MaxMessage, b.ReceiveMaximum, b.TopicAliasMaximum, b.SessionExpiry = 5000, 5, 6, config.Duration(7*time.Second)
 	b.MaxQueued, b.MaxQueuedBytes, b.MaxRetained, b.MaxRetainedBytes = 1, 5000, 1, 5000
-	services := Services{Logger: slog.New(slog.DiscardHandler), Connections: connlimit.NewGroup(slog.New(slog.DiscardHandler)), Limits: connlimit.Config{Max: 4}}
+	services := Services{Logger: slog.New(slog.DiscardHandler), Connections: connlimit.NewGroup(slog.New(slog.DiscardHandler)),
+		Limits: connlimit.Config{Max: 4}}
 	server, err := services.newBroker(c, filepath.Join(t.TempDir(), "broker"))
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, closeBroker(server)) })
@@ -53,7 +54,8 @@ func TestBrokerSettings(t *testing.T) {
 	}
 	send(&packet.Connect{Level: 5, ClientID: "c", Properties: (&packet.Properties{}).SetNumber(packet.SessionExpiry, 3600)})
 	ack := receive().(*packet.Connack)
-	for id, want := range map[packet.PropertyID]uint32{packet.MaximumPacketSize: 5000, packet.ReceiveMaximum: 5, packet.TopicAliasMaximum: 6, packet.SessionExpiry: 7} {
+	for id, want := range map[packet.PropertyID]uint32{packet.MaximumPacketSize: 5000, packet.ReceiveMaximum: 5, packet.TopicAliasMaximum: 6,
+		packet.SessionExpiry: 7} {
 		assert.Equal(t, want, ack.Properties.Number(id), fmt.Sprint(id))
 	}
 	for i, code := range []packet.Code{packet.Success, packet.QuotaExceeded} { // one retained message
@@ -64,7 +66,8 @@ func TestBrokerSettings(t *testing.T) {
 	url := "http://" + server.Addresses()[1] + "/mqtt"
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	require.NoError(t, err)
-	for origin, status := range map[string]int{"https://app.example": http.StatusSwitchingProtocols, "https://other.example": http.StatusForbidden} {
+	for origin, status := range map[string]int{"https://app.example": http.StatusSwitchingProtocols,
+		"https://other.example": http.StatusForbidden} {
 		request.Header = http.Header{
 			"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"AAAAAAAAAAAAAAAAAAAAAA=="},
 			"Sec-Websocket-Protocol": {"mqtt"}, "Origin": {origin},

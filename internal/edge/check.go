@@ -31,7 +31,8 @@ func Check(ctx context.Context, c *config.Config) []health.Finding {
 		"edge.password_file": c.Edge.PasswordFile, "edge.ca": c.Edge.CA, "edge.certificate": c.Edge.Certificate, "edge.key": c.Edge.Key,
 	} {
 		if file != "" && unix.Access(file, unix.R_OK) != nil {
-			findings = append(findings, health.Finding{Subject: key, Required: true, Detail: file + " cannot be read", Remedy: "create the file, or correct the key"})
+			findings = append(findings,
+				health.Finding{Subject: key, Required: true, Detail: file + " cannot be read", Remedy: "create the file, or correct the key"})
 		}
 	}
 	findings = append(findings, checkRoots("edge.module_roots", c.Edge.ModuleRoots), checkRoots("edge.dir_roots", c.Edge.DirRoots))
@@ -39,7 +40,9 @@ func Check(ctx context.Context, c *config.Config) []health.Finding {
 		findings = append(findings, checkProgram(r))
 	}
 	if c.Edge.Wasm.Enabled && !c.Backends.Wasm {
-		findings = append(findings, health.Finding{Subject: "edge runtime " + c.Edge.Wasm.Name, Detail: "backends.wasm is off, so tripod/wasm is not offered", Remedy: "set backends.wasm to true, or edge.wasm.enabled to false"})
+		findings = append(findings,
+			health.Finding{Subject: "edge runtime " + c.Edge.Wasm.Name, Detail: "backends.wasm is off, so tripod/wasm is not offered",
+				Remedy: "set backends.wasm to true, or edge.wasm.enabled to false"})
 	}
 	return findings
 }

@@ -96,7 +96,8 @@ func TestCheckRunningBroker(t *testing.T) {
 		return c
 	}
 	away := connect("away")
-	if err := errors.Join(away.Subscribe(t.Context(), "t", 1, mqtt.SubscribeOptions{}), away.Close(t.Context()), connect("here").Publish(t.Context(), "t", 1, false, nil)); err != nil {
+	if err := errors.Join(away.Subscribe(t.Context(), "t", 1, mqtt.SubscribeOptions{}), away.Close(t.Context()),
+		connect("here").Publish(t.Context(), "t", 1, false, nil)); err != nil {
 		t.Fatal(err)
 	}
 	c := config.Default()

@@ -44,7 +44,8 @@ func OpenOrchestrator(ctx context.Context, c *config.Config, s Services, collect
 }
 
 // openOrchestrator opens an orchestrator with these settings instead of those in c.Orchestrator.
-func openOrchestrator(ctx context.Context, c *config.Config, settings config.Orchestrator, s Services, collectors ...prometheus.Collector) (_ *Orchestrator, err error) {
+func openOrchestrator(ctx context.Context, c *config.Config, settings config.Orchestrator, s Services,
+	collectors ...prometheus.Collector) (_ *Orchestrator, err error) {
 	log := s.Logger.With("part", "orchestrator")
 	client, b, err := s.connect(c, brokerSettings{
 		section: "orchestrator", url: settings.Broker, user: settings.User, passwordFile: settings.PasswordFile, ca: settings.CA,
@@ -68,7 +69,8 @@ func openOrchestrator(ctx context.Context, c *config.Config, settings config.Orc
 		}
 	}
 	// A realm has one orchestrator, so the session is named after the realm.
-	client.ClientID, client.SessionExpiry, client.MaxPacket = "tripod-orchestrator-"+settings.Realm, orchestratorSession, int64(c.Broker.MaxMessage)
+	client.ClientID, client.SessionExpiry, client.MaxPacket = "tripod-orchestrator-"+settings.Realm, orchestratorSession,
+		int64(c.Broker.MaxMessage)
 	o.orchestrator, err = orchestrator.Open(ctx, orchestrator.Config{
 		Path: filepath.Join(settings.Root, "record.db"), Topics: topics(settings.Realm, settings.Topics), Broker: client, Connect: mqtt.New,
 		KeepaliveInterval: time.Duration(settings.KeepaliveInterval), KeepaliveMissed: settings.KeepaliveMissed,

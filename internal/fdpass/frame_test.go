@@ -67,7 +67,8 @@ func FuzzFrames(f *testing.F) {
 				break
 			}
 			length, count := binary.BigEndian.Uint32(rest), binary.BigEndian.Uint32(rest[4:])
-			if len(frame.Payload) != int(length) || len(frame.Files) != int(count) || !bytes.Equal(frame.Payload, rest[headerSize:headerSize+length]) {
+			if len(frame.Payload) != int(length) || len(frame.Files) != int(count) ||
+				!bytes.Equal(frame.Payload, rest[headerSize:headerSize+length]) {
 				t.Fatalf("frame has %d bytes and %d files, want the %d and %d of its header", len(frame.Payload), len(frame.Files), length, count)
 			}
 			rest = rest[headerSize+length:]

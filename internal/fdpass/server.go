@@ -63,7 +63,8 @@ type Server struct {
 // NewServer makes a server that owns the listener.
 func NewServer(listener *net.UnixListener, handler Handler, logger *slog.Logger) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Server{listener: listener, handler: handler, logger: logger, ctx: ctx, cancel: cancel, conns: map[*net.UnixConn]bool{}, perUser: map[int]int{}}
+	return &Server{listener: listener, handler: handler, logger: logger, ctx: ctx, cancel: cancel, conns: map[*net.UnixConn]bool{},
+		perUser: map[int]int{}}
 }
 
 // Serve serves until Close is called, and then returns nil.

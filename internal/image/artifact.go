@@ -39,7 +39,8 @@ func (s *Store) viewArtifact(ctx context.Context, key string, e *entry) ([]mount
 	names := e.details.files
 	for i, name := range names {
 		if !fs.ValidPath(name) || name == "." || strings.Contains(name, "\x00") {
-			return nil, failure.Invalidf("volume %q: image %s has a file with the title %q, which is not a path inside a directory", key, e.image.ID, name)
+			return nil, failure.Invalidf("volume %q: image %s has a file with the title %q, which is not a path inside a directory", key, e.image.ID,
+				name)
 		}
 		if slices.Contains(names[:i], name) {
 			return nil, failure.Invalidf("volume %q: image %s has two files with the title %q", key, e.image.ID, name)

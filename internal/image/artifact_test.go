@@ -73,7 +73,8 @@ func TestArtifactAsVolume(t *testing.T) {
 func TestArtifactsOfAllKindsAsVolumes(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	disk, _ := largeDisk(t)
-	for name, img := range map[string]*rawImage{"disk": disk, "component": artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasmOf("text")), "files": filesOf(t, "a")} {
+	for name, img := range map[string]*rawImage{"disk": disk, "component": artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasmOf("text")),
+		"files": filesOf(t, "a")} {
 		got := pull(t, s, img.push(t, reg, name))
 		mounts, err := s.View(t.Context(), name, got.ID)
 		check(t, err)
@@ -92,7 +93,8 @@ func TestArtifactsOfAllKindsAsVolumes(t *testing.T) {
 
 func TestArtifactWithBadTitles(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	for _, names := range [][]string{{"../../etc/passwd"}, {"/etc/passwd"}, {"a/../../b"}, {"."}, {"a\x00b"}, {"same", "same"}, {"file", "file/below"}} {
+	for _, names := range [][]string{{"../../etc/passwd"}, {"/etc/passwd"}, {"a/../../b"}, {"."}, {"a\x00b"}, {"same", "same"},
+		{"file", "file/below"}} {
 		img := pull(t, s, filesOf(t, names...).push(t, reg, "bad"))
 		_, err := s.View(t.Context(), "volume", img.ID)
 		wantError(t, err, errdefs.IsInvalidArgument)

@@ -15,7 +15,8 @@ func storeWithImages(b *testing.B, n int) *Store {
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
 	for i := range n {
 		dgst := digest.FromString(fmt.Sprint(i))
-		d := &details{id: dgst.String(), kind: KindRootfs, size: 1 << 20, manifest: ocispec.Descriptor{Digest: dgst}, chain: []digest.Digest{dgst}}
+		d := &details{id: dgst.String(), kind: KindRootfs, size: 1 << 20, manifest: ocispec.Descriptor{Digest: dgst},
+			chain: []digest.Digest{dgst}}
 		s.index.put(d, nil, fmt.Sprintf("registry.example/team/app%d:1.2.3", i), fmt.Sprintf("registry.example/team/app%d@%s", i, dgst))
 	}
 	return s
@@ -23,7 +24,8 @@ func storeWithImages(b *testing.B, n int) *Store {
 
 func BenchmarkGet(b *testing.B) {
 	s := storeWithImages(b, 500)
-	for _, called := range []string{"registry.example/team/app250:1.2.3", digest.FromString("250").String(), digest.FromString("250").Encoded()[:12]} {
+	for _, called := range []string{"registry.example/team/app250:1.2.3", digest.FromString("250").String(),
+		digest.FromString("250").Encoded()[:12]} {
 		b.Run(called[:12], func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -47,12 +47,16 @@ func TestComponentLayouts(t *testing.T) {
 		artifact *rawImage
 		want     Component
 	}{
-		"plain":       {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm), Component{Layout: LayoutCNCF}},
-		"descriptors": {artifactOf(MediaTypeWasmConfig, MediaTypeDescriptorSet, set, MediaTypeWasm, wasm), Component{Layout: LayoutCNCF, Descriptors: NewBlob(MediaTypeDescriptorSet, set).Descriptor}},
+		"plain": {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm), Component{Layout: LayoutCNCF}},
+		"descriptors": {artifactOf(MediaTypeWasmConfig, MediaTypeDescriptorSet, set, MediaTypeWasm, wasm),
+			Component{Layout: LayoutCNCF, Descriptors: NewBlob(MediaTypeDescriptorSet, set).Descriptor}},
 		"code": {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, MediaTypeWasmCode, code, MediaTypeEnvelope, envelope),
-			Component{Layout: LayoutCNCF, Code: NewBlob(MediaTypeWasmCode, code).Descriptor, Envelope: NewBlob(MediaTypeEnvelope, envelope).Descriptor}},
-		"vimana": {artifactOf(ocispec.MediaTypeEmptyJSON, MediaTypeWasm, wasm, MediaTypeMetadata, meta), Component{Layout: LayoutVimana, Metadata: NewBlob(MediaTypeMetadata, meta).Descriptor}},
-		"old":    {artifactOf("application/vnd.wasm.config.v1+json", "application/vnd.wasm.content.layer.v1+wasm", wasm), Component{Layout: LayoutCNCF}},
+			Component{Layout: LayoutCNCF, Code: NewBlob(MediaTypeWasmCode, code).Descriptor,
+				Envelope: NewBlob(MediaTypeEnvelope, envelope).Descriptor}},
+		"vimana": {artifactOf(ocispec.MediaTypeEmptyJSON, MediaTypeWasm, wasm, MediaTypeMetadata, meta),
+			Component{Layout: LayoutVimana, Metadata: NewBlob(MediaTypeMetadata, meta).Descriptor}},
+		"old": {artifactOf("application/vnd.wasm.config.v1+json", "application/vnd.wasm.content.layer.v1+wasm", wasm),
+			Component{Layout: LayoutCNCF}},
 	} {
 		img := pull(t, s, c.artifact.push(t, reg, name))
 		c.want.Wasm = img.Component.Wasm
@@ -86,16 +90,19 @@ func TestI6NotAComponent(t *testing.T) {
 		artifact *rawImage
 		words    []string
 	}{
-		"no binary":        {artifactOf(MediaTypeWasmConfig, "application/octet-stream", wasm), []string{"application/octet-stream", MediaTypeWasm}},
+		"no binary": {artifactOf(MediaTypeWasmConfig, "application/octet-stream", wasm),
+			[]string{"application/octet-stream", MediaTypeWasm}},
 		"descriptors only": {artifactOf(MediaTypeWasmConfig, MediaTypeDescriptorSet, wasm), []string{"no layer", MediaTypeWasm}},
-		"two binaries":     {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, MediaTypeWasm, wasmOf("second")), []string{"two layers", MediaTypeWasm}},
-		"unknown layer":    {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, "text/plain", wasm), []string{"text/plain"}},
-		"not wasm":         {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, []byte("#!/bin/sh\necho")), []string{"not WebAssembly", "#!/bin/s"}},
-		"short":            {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm[:6]), []string{"not WebAssembly"}},
-		"truncated":        {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm[:len(wasm)-1]), []string{"cut off"}},
-		"unknown version":  {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, []byte("\x00asm\x07\x00\x01\x00")), []string{"version 7"}},
-		"large":            {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, make([]byte, 1001)), []string{"1001", "1000"}},
-		"many descriptors": {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, MediaTypeDescriptorSet, make([]byte, 1001)), []string{"1001", "1000"}},
+		"two binaries": {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, MediaTypeWasm, wasmOf("second")),
+			[]string{"two layers", MediaTypeWasm}},
+		"unknown layer":   {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, "text/plain", wasm), []string{"text/plain"}},
+		"not wasm":        {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, []byte("#!/bin/sh\necho")), []string{"not WebAssembly", "#!/bin/s"}},
+		"short":           {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm[:6]), []string{"not WebAssembly"}},
+		"truncated":       {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm[:len(wasm)-1]), []string{"cut off"}},
+		"unknown version": {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, []byte("\x00asm\x07\x00\x01\x00")), []string{"version 7"}},
+		"large":           {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, make([]byte, 1001)), []string{"1001", "1000"}},
+		"many descriptors": {artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm, MediaTypeDescriptorSet, make([]byte, 1001)),
+			[]string{"1001", "1000"}},
 	} {
 		_, err := s.Pull(t.Context(), c.artifact.push(t, reg, strings.ReplaceAll(name, " ", "-")), PullOptions{})
 		wantError(t, err, errdefs.IsInvalidArgument, c.words...)
@@ -296,8 +303,10 @@ func TestPush(t *testing.T) {
 	registries := registry.Config{PlainHTTP: true}
 	wasm := NewBlob(MediaTypeWasm, wasmOf("pushed"))
 	art := artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm.Data)
-	document := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":%d},"layers":[{"mediaType":%q,"digest":%q,"size":%d}]}`,
-		ocispec.MediaTypeImageManifest, MediaTypeWasmConfig, art.manifest.Config.Digest, art.manifest.Config.Size, wasm.MediaType, wasm.Digest, wasm.Size)
+	document := fmt.Appendf(nil,
+		`{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":%d},"layers":[{"mediaType":%q,"digest":%q,"size":%d}]}`,
+		ocispec.MediaTypeImageManifest, MediaTypeWasmConfig, art.manifest.Config.Digest, art.manifest.Config.Size, wasm.MediaType, wasm.Digest,
+		wasm.Size)
 	manifest := NewBlob(ocispec.MediaTypeImageManifest, document)
 	blobs := []Blob{NewBlob(MediaTypeWasmConfig, art.blobs[0]), wasm}
 	ref := reg.ref("some/app:1")

@@ -115,10 +115,12 @@ func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {
 		return nil, nil, fmt.Errorf("image store: root %q is not an absolute path: %w", c.Root, errdefs.ErrInvalidArgument)
 	}
 	if c.ContainersDir != "" && !filepath.IsAbs(c.ContainersDir) {
-		return nil, nil, fmt.Errorf("image store: containers directory %q is not an absolute path: %w", c.ContainersDir, errdefs.ErrInvalidArgument)
+		return nil, nil, fmt.Errorf("image store: containers directory %q is not an absolute path: %w", c.ContainersDir,
+			errdefs.ErrInvalidArgument)
 	}
 	for name, value := range map[string]int64{
-		"max concurrent downloads": int64(c.MaxConcurrentDownloads), "ranges per blob": int64(c.RangesPerBlob), "pull timeout": int64(c.PullTimeout),
+		"max concurrent downloads": int64(c.MaxConcurrentDownloads), "ranges per blob": int64(c.RangesPerBlob),
+		"pull timeout":     int64(c.PullTimeout),
 		"progress timeout": int64(c.ProgressTimeout), "resume window": int64(c.ResumeWindow),
 		"document bytes": c.Limits.DocumentBytes, "component bytes": c.Limits.ComponentBytes,
 		"index depth": int64(c.Limits.IndexDepth), "layers": int64(c.Limits.Layers),

@@ -55,7 +55,8 @@ func (p peerContainerd) run(ref string, asked func(*runtimeapi.ContainerConfig))
 		Metadata: &runtimeapi.ContainerMetadata{Name: "container"},
 		Image:    &runtimeapi.ImageSpec{Image: ref},
 		LogPath:  "log",
-		Mounts:   []*runtimeapi.Mount{{HostPath: "/usr", ContainerPath: "/usr", Readonly: true}, {HostPath: pod.LogDirectory, ContainerPath: "/log"}},
+		Mounts: []*runtimeapi.Mount{{HostPath: "/usr", ContainerPath: "/usr", Readonly: true},
+			{HostPath: pod.LogDirectory, ContainerPath: "/log"}},
 		Linux: &runtimeapi.LinuxContainerConfig{
 			Resources: &runtimeapi.LinuxContainerResources{}, SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: own},
 		},
@@ -63,7 +64,8 @@ func (p peerContainerd) run(ref string, asked func(*runtimeapi.ContainerConfig))
 	if asked != nil {
 		asked(config)
 	}
-	c, err := client.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: sandbox.GetPodSandboxId(), Config: config, SandboxConfig: pod})
+	c, err := client.CreateContainer(ctx,
+		&runtimeapi.CreateContainerRequest{PodSandboxId: sandbox.GetPodSandboxId(), Config: config, SandboxConfig: pod})
 	if err != nil {
 		return err.Error()
 	}
@@ -117,12 +119,14 @@ func (c comparison) containers() {
 		"USER of 2^32": {script: "id -u", image: func(i *ocispec.ImageConfig) { // Tripod refuses it in its own words
 			i.User = "4294967296"
 		}},
-		"child without memory": {script: "dd if=/dev/zero of=/dev/null bs=200M count=1 & wait $!; sleep 1; exit 3", want: "Killed; Error", asked: func(c *runtimeapi.ContainerConfig) {
-			c.Linux.Resources.MemoryLimitInBytes = 16 << 20
-		}},
-		"prompt on a terminal": {script: "printf 'name? '; sleep 1; test -s /log/log && echo shown || echo hidden", want: "shown; Completed", asked: func(c *runtimeapi.ContainerConfig) {
-			c.Tty = true
-		}},
+		"child without memory": {script: "dd if=/dev/zero of=/dev/null bs=200M count=1 & wait $!; sleep 1; exit 3", want: "Killed; Error",
+			asked: func(c *runtimeapi.ContainerConfig) {
+				c.Linux.Resources.MemoryLimitInBytes = 16 << 20
+			}},
+		"prompt on a terminal": {script: "printf 'name? '; sleep 1; test -s /log/log && echo shown || echo hidden", want: "shown; Completed",
+			asked: func(c *runtimeapi.ContainerConfig) {
+				c.Tty = true
+			}},
 		"flags of a mount": {
 			script: "grep -o '/vol-.. tmpfs [a-z,]*relatime' /proc/mounts | sort",
 			want:   "/vol-ro tmpfs ro,nosuid,nodev,noexec,relatime; /vol-rw tmpfs rw,nosuid,nodev,noexec,relatime; Completed",

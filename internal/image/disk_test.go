@@ -106,12 +106,17 @@ func TestDiskArtifacts(t *testing.T) {
 		plain     []byte
 		want      disk.MachineImage
 	}{
-		"qcow2":  {disk.MediaTypeQcow2, q, q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
-		"magic":  {"application/x-qemu-disk", q, q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
-		"gzip":   {"application/x-qemu-disk+gzip", compressGzip(t, q), q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
-		"zstd":   {disk.MediaTypeQcow2 + "+zstd", compressZstd(t, q), q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
-		"xz":     {disk.MediaTypeRaw + "+xz", compressXz(t, raw), raw, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatRaw, VirtualSize: 8192}},
-		"lfedge": {"application/vnd.lfedge.disk.layer.v1+raw", raw, raw, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatRaw, VirtualSize: 8192}},
+		"qcow2": {disk.MediaTypeQcow2, q, q, disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
+		"magic": {"application/x-qemu-disk", q, q,
+			disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
+		"gzip": {"application/x-qemu-disk+gzip", compressGzip(t, q), q,
+			disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
+		"zstd": {disk.MediaTypeQcow2 + "+zstd", compressZstd(t, q), q,
+			disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatQcow2, VirtualSize: 3 << 20}},
+		"xz": {disk.MediaTypeRaw + "+xz", compressXz(t, raw), raw,
+			disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatRaw, VirtualSize: 8192}},
+		"lfedge": {"application/vnd.lfedge.disk.layer.v1+raw", raw, raw,
+			disk.MachineImage{Layout: disk.LayoutDiskArtifact, Format: disk.FormatRaw, VirtualSize: 8192}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			img := pull(t, s, diskArtifact(c.mediaType, c.layer).push(t, reg, name))
@@ -119,7 +124,8 @@ func TestDiskArtifacts(t *testing.T) {
 			check(t, err)
 			f, text := openAndRead(t, s, name, img.ID)
 			if img.Kind != KindDisk || *m != c.want || f.MachineImage != c.want || text != string(c.plain) || f.Kernel != nil {
-				t.Errorf("got kind %s, Machine %+v, OpenDisk %+v and %d bytes; want a disk with %+v and %d bytes", img.Kind, m, f, len(text), c.want, len(c.plain))
+				t.Errorf("got kind %s, Machine %+v, OpenDisk %+v and %d bytes; want a disk with %+v and %d bytes", img.Kind, m, f, len(text), c.want,
+					len(c.plain))
 			}
 			check(t, s.CloseDisk(t.Context(), name))
 		})
@@ -139,16 +145,18 @@ func TestBadDiskArtifacts(t *testing.T) {
 		artifact *rawImage
 		words    []string
 	}{
-		"i5-backing":       {diskArtifact(disk.MediaTypeQcow2, qcow2WithBackingFile(t)), []string{"backing file"}},
-		"i5-data-file":     {diskArtifact(disk.MediaTypeQcow2, qcow2WithDataFile(t)), []string{"external data file"}},
-		"i5-compressed":    {diskArtifact(disk.MediaTypeQcow2+"+gzip", compressGzip(t, qcow2WithBackingFile(t))), []string{"backing file"}},
-		"not-qcow2":        {diskArtifact(disk.MediaTypeQcow2, []byte("#!/bin/sh")), []string{"magic", "#!/bin/s"}},
-		"cut-off":          {diskArtifact(disk.MediaTypeQcow2, q[:len(q)/2]), []string{"cut off"}},
-		"two-disks":        {artifactOf(ocispec.MediaTypeEmptyJSON, disk.MediaTypeRaw, []byte("a"), disk.MediaTypeRaw, []byte("b")), []string{"2 layers"}},
-		"bad-gzip":         {diskArtifact(disk.MediaTypeRaw+"+gzip", []byte("plain")), []string{"gzip"}},
-		"cut-zstd":         {diskArtifact(disk.MediaTypeRaw+"+zstd", compressZstd(t, q)[:20]), []string{"zstd"}},
-		"cut-xz":           {diskArtifact(disk.MediaTypeRaw+"+xz", compressXz(t, q)[:40]), []string{"xz"}},
-		"bomb":             {diskArtifact(disk.MediaTypeRaw+"+gzip", compressGzip(t, make([]byte, 2<<20))), []string{"bytes unpacked", "1048576"}},
+		"i5-backing":    {diskArtifact(disk.MediaTypeQcow2, qcow2WithBackingFile(t)), []string{"backing file"}},
+		"i5-data-file":  {diskArtifact(disk.MediaTypeQcow2, qcow2WithDataFile(t)), []string{"external data file"}},
+		"i5-compressed": {diskArtifact(disk.MediaTypeQcow2+"+gzip", compressGzip(t, qcow2WithBackingFile(t))), []string{"backing file"}},
+		"not-qcow2":     {diskArtifact(disk.MediaTypeQcow2, []byte("#!/bin/sh")), []string{"magic", "#!/bin/s"}},
+		"cut-off":       {diskArtifact(disk.MediaTypeQcow2, q[:len(q)/2]), []string{"cut off"}},
+		"two-disks": {artifactOf(ocispec.MediaTypeEmptyJSON, disk.MediaTypeRaw, []byte("a"), disk.MediaTypeRaw, []byte("b")),
+			[]string{"2 layers"}},
+		"bad-gzip": {diskArtifact(disk.MediaTypeRaw+"+gzip", []byte("plain")), []string{"gzip"}},
+		"cut-zstd": {diskArtifact(disk.MediaTypeRaw+"+zstd", compressZstd(t, q)[:20]), []string{"zstd"}},
+		"cut-xz":   {diskArtifact(disk.MediaTypeRaw+"+xz", compressXz(t, q)[:40]), []string{"xz"}},
+		"bomb": {diskArtifact(disk.MediaTypeRaw+"+gzip", compressGzip(t, make([]byte, 2<<20))),
+			[]string{"bytes unpacked", "1048576"}},
 		"large-dictionary": {diskArtifact(disk.MediaTypeRaw+"+xz", compressXz(t, q, "--lzma2=preset=0,dict=1GiB")), []string{"dictionary"}},
 		"empty":            {diskArtifact(disk.MediaTypeRaw+"+xz", compressXz(t, nil)), []string{"empty"}},
 		"unknown":          {diskArtifact(disk.MediaTypeRaw+"+lz4", q), []string{"lz4"}},
@@ -219,21 +227,30 @@ func TestContainerDisks(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	q, q2 := string(qcow2Of(t, 5<<20)), string(qcow2Of(t, 7<<20))
 	whiteout := file("disk/.wh.old.img", "")
-	kernel := []entryOf{file("boot/vmlinux-6.1", "kernel"), link("boot/vmlinux", "/boot/vmlinux-6.1"), file("boot/initrd", "initrd"), file("boot/cmdline", " console=ttyS0 quiet\n")}
+	kernel := []entryOf{file("boot/vmlinux-6.1", "kernel"), link("boot/vmlinux", "/boot/vmlinux-6.1"), file("boot/initrd", "initrd"),
+		file("boot/cmdline", " console=ttyS0 quiet\n")}
 	for name, c := range map[string]struct {
 		layers [][]byte
 		want   disk.MachineImage
 		text   string
 		line   string
 	}{
-		"one layer":   {[][]byte{tarOf(t, file("disk/disk.img", q))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
-		"raw":         {[][]byte{tarOf(t, file("disk/disk.img", strings.Repeat("x", 1024)))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatRaw, VirtualSize: 1024}, strings.Repeat("x", 1024), ""},
-		"replaced":    {[][]byte{tarOf(t, file("disk/disk.img", q)), tarOf(t, file("disk/disk.img", q2)), tarOf(t, file("etc/x", "y"))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 7 << 20}, q2, ""},
-		"whiteout":    {[][]byte{tarOf(t, file("disk/old.img", q2)), tarOf(t, whiteout, file("disk/disk.img", q))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
-		"linked":      {[][]byte{tarOf(t, file("images/a", q), link("disk", "../../images")), tarOf(t, file("b", ""))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
-		"linked file": {[][]byte{tarOf(t, file("images/a", q), dirEntry("disk"), link("disk/root", "/images/a"))}, disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
-		"kernel":      {[][]byte{tarOf(t, kernel...)}, disk.MachineImage{Layout: disk.LayoutKernel, Format: "", VirtualSize: 0}, "kernelinitrd", "console=ttyS0 quiet"},
-		"kernel disk": {[][]byte{tarOf(t, kernel...), tarOf(t, file("disk/a.qcow2", q))}, disk.MachineImage{Layout: disk.LayoutKernel, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q + "kernelinitrd", "console=ttyS0 quiet"},
+		"one layer": {[][]byte{tarOf(t, file("disk/disk.img", q))},
+			disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"raw": {[][]byte{tarOf(t, file("disk/disk.img", strings.Repeat("x", 1024)))},
+			disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatRaw, VirtualSize: 1024}, strings.Repeat("x", 1024), ""},
+		"replaced": {[][]byte{tarOf(t, file("disk/disk.img", q)), tarOf(t, file("disk/disk.img", q2)), tarOf(t, file("etc/x", "y"))},
+			disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 7 << 20}, q2, ""},
+		"whiteout": {[][]byte{tarOf(t, file("disk/old.img", q2)), tarOf(t, whiteout, file("disk/disk.img", q))},
+			disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"linked": {[][]byte{tarOf(t, file("images/a", q), link("disk", "../../images")), tarOf(t, file("b", ""))},
+			disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"linked file": {[][]byte{tarOf(t, file("images/a", q), dirEntry("disk"), link("disk/root", "/images/a"))},
+			disk.MachineImage{Layout: disk.LayoutContainerDisk, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q, ""},
+		"kernel": {[][]byte{tarOf(t, kernel...)}, disk.MachineImage{Layout: disk.LayoutKernel, Format: "", VirtualSize: 0}, "kernelinitrd",
+			"console=ttyS0 quiet"},
+		"kernel disk": {[][]byte{tarOf(t, kernel...), tarOf(t, file("disk/a.qcow2", q))},
+			disk.MachineImage{Layout: disk.LayoutKernel, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q + "kernelinitrd", "console=ttyS0 quiet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			repo := strings.ReplaceAll(name, " ", "-")

@@ -125,7 +125,8 @@ func (s *Store) openDerived(ctx context.Context, source digest.Digest, derive fu
 
 // derived returns the blob to which a label of a manifest refers. ok is false if the blob has not been made, or was
 // dropped.
-func (s *Store) derived(ctx context.Context, manifest digest.Digest, label, mediaType string) (desc ocispec.Descriptor, ok bool, err error) {
+func (s *Store) derived(ctx context.Context, manifest digest.Digest,
+	label, mediaType string) (desc ocispec.Descriptor, ok bool, err error) {
 	labelled, err := s.content.Info(ctx, manifest)
 	if err != nil {
 		return desc, false, err
@@ -170,19 +171,21 @@ func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descri
 	}
 	defer func() { err = errors.Join(err, s.leases.Delete(context.WithoutCancel(ctx), lease)) }()
 	ctx = leases.WithLease(ctx, lease.ID)
-	return s.derive(ctx, d.manifest.Digest, labelDisk, "disk-"+d.disk.Digest.String(), disk.MediaType(d.disk.Format, ""), func(w io.Writer) (int64, error) {
-		size, err := s.decompressDisk(ctx, d.disk, w)
-		if err == nil {
-			err = failDiskUnpack.Hit(ctx)
-		}
-		return size, err
-	})
+	return s.derive(ctx, d.manifest.Digest, labelDisk, "disk-"+d.disk.Digest.String(), disk.MediaType(d.disk.Format, ""),
+		func(w io.Writer) (int64, error) {
+			size, err := s.decompressDisk(ctx, d.disk, w)
+			if err == nil {
+				err = failDiskUnpack.Hit(ctx)
+			}
+			return size, err
+		})
 }
 
 // derive makes a blob of what fill writes, and makes the manifest's label refer to it. Calls with the same ref must not
 // be concurrent. The lease of ctx keeps the blob until the label does. After a crash derive starts over, because the
 // data on disk may be incomplete (fault V4). After an error nothing is left.
-func (s *Store) derive(ctx context.Context, manifest digest.Digest, label, ref, mediaType string, fill func(io.Writer) (int64, error)) (desc ocispec.Descriptor, err error) {
+func (s *Store) derive(ctx context.Context, manifest digest.Digest, label, ref, mediaType string,
+	fill func(io.Writer) (int64, error)) (desc ocispec.Descriptor, err error) {
 	w, err := s.content.Writer(ctx, content.WithRef(ref))
 	if err != nil {
 		return desc, err
@@ -211,7 +214,8 @@ func (s *Store) derive(ctx context.Context, manifest digest.Digest, label, ref, 
 		return desc, err
 	}
 	if err := finder.Punch(ctx, s.blobPath(desc.Digest)); err != nil {
-		s.cfg.Logger.WarnContext(ctx, "cannot punch holes in a disk, which now takes more space than necessary", "digest", desc.Digest, "err", err)
+		s.cfg.Logger.WarnContext(ctx, "cannot punch holes in a disk, which now takes more space than necessary", "digest", desc.Digest, "err",
+			err)
 	}
 	_, err = s.content.Update(ctx, content.Info{Digest: manifest, Labels: map[string]string{label: desc.Digest.String()}}, "labels."+label)
 	return desc, err

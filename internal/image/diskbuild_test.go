@@ -31,7 +31,8 @@ func TestBuildDisk(t *testing.T) {
 		check(t, err)
 		img := pull(t, s, ref)
 		f, text := openAndRead(t, s, name, img.ID)
-		if img.ID != manifest.Digest.String() || f.Layout != disk.LayoutDiskArtifact || f.Format != disk.FormatQcow2 || text != string(q) || img.Annotations["note"] != name {
+		if img.ID != manifest.Digest.String() || f.Layout != disk.LayoutDiskArtifact || f.Format != disk.FormatQcow2 || text != string(q) ||
+			img.Annotations["note"] != name {
 			t.Errorf("%s: got image %+v with disk %+v, want the pushed qcow2 disk", name, img, f)
 		}
 	}

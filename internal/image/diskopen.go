@@ -44,7 +44,8 @@ func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*disk.Files,
 
 // openAs holds an image under key for a use and calls open with the image's ID. If key held nothing and open fails, key
 // holds nothing afterwards.
-func (s *Store) openAs(ctx context.Context, use diskUse, key, imageID string, open func(ctx context.Context, held string) error) (err error) {
+func (s *Store) openAs(ctx context.Context, use diskUse, key, imageID string,
+	open func(ctx context.Context, held string) error) (err error) {
 	if err := s.readyFor(key); err != nil {
 		return err
 	}

@@ -20,7 +20,8 @@ func TestTranslatedNames(t *testing.T) {
 	files := newFiles(t)
 	q, raw := qcow2Of(t, 5<<20), randomBytes(t, 3000)
 	for path, data := range map[string][]byte{
-		"/cirros": q, "/big.qcow2": q, "/disk.raw": raw, "/fedora.raw.xz": compressXz(t, raw), "/img.gz": compressGzip(t, q), "/any": compressZstd(t, raw),
+		"/cirros": q, "/big.qcow2": q, "/disk.raw": raw, "/fedora.raw.xz": compressXz(t, raw), "/img.gz": compressGzip(t, q),
+		"/any":         compressZstd(t, raw),
 		"/hostile.raw": qcow2WithBackingFile(t),
 	} {
 		files.put(path, data, `"`+path+`"`)
@@ -36,7 +37,8 @@ func TestTranslatedNames(t *testing.T) {
 		"fedora.raw.xz": {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatRaw, VirtualSize: 3072}, raw},
 		"img.gz":        {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatQcow2, VirtualSize: 5 << 20}, q},
 		"any":           {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatRaw, VirtualSize: 3072}, raw},
-		"hostile.raw":   {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatRaw, VirtualSize: uint64(len(qcow2WithBackingFile(t))+511) &^ 511}, qcow2WithBackingFile(t)},
+		"hostile.raw": {disk.MachineImage{Layout: disk.LayoutTranslated, Format: disk.FormatRaw,
+			VirtualSize: uint64(len(qcow2WithBackingFile(t))+511) &^ 511}, qcow2WithBackingFile(t)},
 	} {
 		ref := "virtlet.cloud/" + name
 		if !s.Translated(ref) {
@@ -86,7 +88,8 @@ func TestTranslatedNames(t *testing.T) {
 func TestTranslationPrefix(t *testing.T) {
 	files := newFiles(t)
 	files.put("/a", randomBytes(t, 1000), "")
-	for prefix, ref := range map[string]string{"virtlet/": "virtlet/a", "virtlet": "docker.io/virtlet/a:latest", "vms.example:5000/x": "vms.example:5000/x/a"} {
+	for prefix, ref := range map[string]string{"virtlet/": "virtlet/a", "virtlet": "docker.io/virtlet/a:latest",
+		"vms.example:5000/x": "vms.example:5000/x/a"} {
 		c := files.translations(t)
 		c.Prefix = prefix
 		pull(t, open(t, Config{Translation: c}), ref)
@@ -164,8 +167,10 @@ func TestDownloadResumes(t *testing.T) {
 	s := open(t, Config{Translation: files.translations(t)})
 	pull(t, s, "virtlet.cloud/disk")
 	asked := files.asked()
-	if len(asked) != 2 || asked[1].Header.Get("Range") != fmt.Sprintf("bytes=%d-", had) || asked[1].Header.Get("If-Range") != `"1"` || files.sent.Load() != size {
-		t.Errorf("got %d requests and %d bytes, the last with %v; want 2 requests and %d bytes, resumed at %d", len(asked), files.sent.Load(), asked[len(asked)-1].Header, size, had)
+	if len(asked) != 2 || asked[1].Header.Get("Range") != fmt.Sprintf("bytes=%d-", had) || asked[1].Header.Get("If-Range") != `"1"` ||
+		files.sent.Load() != size {
+		t.Errorf("got %d requests and %d bytes, the last with %v; want 2 requests and %d bytes, resumed at %d", len(asked), files.sent.Load(),
+			asked[len(asked)-1].Header, size, had)
 	}
 
 	// Across a restart: the server stops answering, the pull fails, and the next one resumes.
@@ -203,7 +208,8 @@ func TestDownloadResumes(t *testing.T) {
 func TestV4PartsOfAnotherBoot(t *testing.T) {
 	const size, had = 300 << 10, 200 << 10
 	data := randomBytes(t, size)
-	for name, ref := range map[string]string{"plain": "virtlet.cloud/disk", "digest": "virtlet.cloud/disk@" + digest.FromBytes(data).String()} {
+	for name, ref := range map[string]string{"plain": "virtlet.cloud/disk",
+		"digest": "virtlet.cloud/disk@" + digest.FromBytes(data).String()} {
 		t.Run(name, func(t *testing.T) {
 			files := newFiles(t)
 			files.put("/disk", data, `"1"`)

@@ -51,8 +51,10 @@ func TestDownloadErrors(t *testing.T) {
 	}
 	text := "translations:\n- {regexp: '^tls/(.*)', url: '" + https.URL + "/$1'}\n- {name: nowhere, url: 'http://127.0.0.1:1/x'}\n" +
 		"- {name: secret, url: 'http://me:hunter2@127.0.0.1:1/x?token=hunter3'}\n" +
-		"- {regexp: '^once/(.*)', url: '" + files.URL + "/$1', transport: once}\n- {regexp: '^slow/(.*)', url: '" + files.URL + "/$1', transport: slow}\n" +
-		"- {regexp: '^(good.raw|big|html|empty|backed|cut|cut.xz|none)$', url: '" + files.URL + "/$1'}\ntransports: {once: {maxRedirects: 0}, slow: {timeout: 100}}\n"
+		"- {regexp: '^once/(.*)', url: '" + files.URL + "/$1', transport: once}\n- {regexp: '^slow/(.*)', url: '" + files.URL +
+		"/$1', transport: slow}\n" +
+		"- {regexp: '^(good.raw|big|html|empty|backed|cut|cut.xz|none)$', url: '" + files.URL +
+		"/$1'}\ntransports: {once: {maxRedirects: 0}, slow: {timeout: 100}}\n"
 	s := open(t, Config{Translation: rules(t, text), Limits: Limits{UnpackedBytes: 64 << 10}})
 	hang := func(_ http.ResponseWriter, r *http.Request) bool {
 		<-r.Context().Done()
@@ -114,7 +116,9 @@ func TestDownloadErrors(t *testing.T) {
 		t.Errorf("List after failed downloads = %+v, want no images", all)
 	}
 	trusted := strings.ReplaceAll(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: https.Certificate().Raw})), "\n", "\\n")
-	tls := open(t, Config{Translation: rules(t, fmt.Sprintf("translations: [{name: x, url: '%s/good.raw', transport: t}]\ntransports: {t: {tls: {certificates: [{cert: \"%s\"}]}}}\n", https.URL, trusted))})
+	tls := open(t, Config{Translation: rules(t,
+		fmt.Sprintf("translations: [{name: x, url: '%s/good.raw', transport: t}]\ntransports: {t: {tls: {certificates: [{cert: \"%s\"}]}}}\n",
+			https.URL, trusted))})
 	pull(t, tls, "virtlet.cloud/x")
 }
 

@@ -32,7 +32,8 @@ func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Desc
 	}
 	c := e.details.component
 	if c == nil {
-		return ocispec.Descriptor{}, failure.Invalidf("image %s (%s) has no component: its entrypoint does not end in .wasm", e.image.ID, e.details.kind)
+		return ocispec.Descriptor{},
+			failure.Invalidf("image %s (%s) has no component: its entrypoint does not end in .wasm", e.image.ID, e.details.kind)
 	}
 	e.touch()
 	if c.Layout != LayoutRootfs {

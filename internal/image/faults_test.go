@@ -31,7 +31,8 @@ func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	hostile := map[string]string{
 		keys.Owner: "rootfs", labelRoot: "yes", keys.Pull: "x", "containerd.io/gc.ref.content.0": "sha256:" + strings.Repeat("0", 64),
-		"containerd.io/snapshot/uidmapping": "0:1000:1", "containerd.io/gc.expire": "2000-01-01T00:00:00Z", "org.opencontainers.image.ref.name": "../x",
+		"containerd.io/snapshot/uidmapping": "0:1000:1", "containerd.io/gc.expire": "2000-01-01T00:00:00Z",
+		"org.opencontainers.image.ref.name": "../x",
 	}
 	m := raw(t, tarOf(t, file("a", "b")))
 	m.manifest.Annotations = hostile
@@ -109,10 +110,12 @@ func TestFaultI4BadManifests(t *testing.T) {
 		}, "lists 1 layers, its manifest 2"},
 		"config is no JSON": {func(m *rawImage) { m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, []byte("text")) }, "config"},
 		"config of bad layers": {func(m *rawImage) {
-			m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, []byte(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["../x"]}}`))
+			m.manifest.Config = m.add(ocispec.MediaTypeImageConfig,
+				[]byte(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["../x"]}}`))
 		}, "../x"},
 		"wrong diff ID": {func(m *rawImage) {
-			m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, fmt.Appendf(nil, `{"rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.FromString("x")))
+			m.manifest.Config = m.add(ocispec.MediaTypeImageConfig,
+				fmt.Appendf(nil, `{"rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.FromString("x")))
 		}, "but the config says"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -283,7 +286,8 @@ func sparse(t testing.TB, size int64) []byte {
 	// The library's writer refuses these keys, so the block with them is first written as another type, in byte 156;
 	// its checksum, six octal digits, begins at byte 148 (POSIX pax interchange format).
 	records := ""
-	for _, kv := range []string{"GNU.sparse.major=1", "GNU.sparse.minor=0", "GNU.sparse.name=sparse", "GNU.sparse.realsize=" + strconv.FormatInt(size, 10)} {
+	for _, kv := range []string{"GNU.sparse.major=1", "GNU.sparse.minor=0", "GNU.sparse.name=sparse",
+		"GNU.sparse.realsize=" + strconv.FormatInt(size, 10)} {
 		records += fmt.Sprintf("%d %s\n", len(kv)+4, kv)
 	}
 	pax := tarOf(t, file("PaxHeaders.0/sparse", records))[:1024]

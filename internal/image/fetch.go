@@ -64,7 +64,8 @@ func (p *puller) passOver(ctx context.Context, desc ocispec.Descriptor, err erro
 	if mirror == "" {
 		return false
 	}
-	p.cfg.Logger.WarnContext(ctx, "a mirror sent wrong content and is passed over", "mirror", mirror, "blob", desc.Digest, "err", failure.Redact(err))
+	p.cfg.Logger.WarnContext(ctx, "a mirror sent wrong content and is passed over", "mirror", mirror, "blob", desc.Digest, "err",
+		failure.Redact(err))
 	_ = p.content.Abort(ctx, remotes.MakeRefKey(ctx, desc)) // what it has sent, if anything
 	return true
 }

@@ -24,11 +24,13 @@ func TestFetchComponent(t *testing.T) {
 	check(t, err)
 	refs = append(refs, reg.ref("app@"+target.Digest.String()))
 	target.Platform = &ocispec.Platform{OS: "wasip2", Architecture: "wasm"}
-	refs = append(refs, reg.pushRaw(t, "app", "index", ocispec.MediaTypeImageIndex, ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{target}}))
+	refs = append(refs, reg.pushRaw(t, "app", "index", ocispec.MediaTypeImageIndex,
+		ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{target}}))
 	for _, ref := range refs {
 		got, err := FetchComponent(t.Context(), access, ref, nil)
 		check(t, err)
-		if string(got.Binary) != string(wasm) || string(got.DescriptorSet) != string(set) || got.Annotations["note"] != "x" || got.Layout != LayoutCNCF {
+		if string(got.Binary) != string(wasm) || string(got.DescriptorSet) != string(set) || got.Annotations["note"] != "x" ||
+			got.Layout != LayoutCNCF {
 			t.Errorf("FetchComponent(%s) = %+v", ref, got)
 		}
 	}

@@ -92,51 +92,76 @@ func fieldLayers(t testing.TB) (lower []byte, cases map[string]fieldLayer) {
 	lower = tarOf(t, file("x", "lower"), file("d/old", "lower"), file("d/kept", "lower"), special("l", tar.TypeSymlink, "d"),
 		file("f", "lower"), file("deep/er/old", "lower"), file("deep/er/kept", "lower"), file(long, "lower"))
 	return lower, map[string]fieldLayer{
-		"file, then its whiteout":         {[]entryOf{file("x", "new"), file(".wh.x", "")}, map[string]string{"x": "new"}},
-		"whiteout, then its file":         {[]entryOf{file(".wh.x", ""), file("x", "new")}, map[string]string{"x": "new"}},
-		"directory, then its whiteout":    {[]entryOf{special("d", tar.TypeDir, ""), file("d/new", "n"), file(".wh.d", "")}, map[string]string{"d/": "new", "d/new": "n"}},
-		"whiteout, then its directory":    {[]entryOf{file(".wh.d", ""), special("d", tar.TypeDir, ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
-		"whiteout of a directory":         {[]entryOf{file(".wh.d", "")}, map[string]string{"d": "-", "l/": "-"}},
-		"whiteout deep below":             {[]entryOf{file("deep/er/.wh.old", "")}, map[string]string{"deep/er/": "kept"}},
-		"whiteout of a long name":         {[]entryOf{file(".wh."+long, "")}, map[string]string{long: "-"}},
-		"whiteout below a file":           {[]entryOf{file("d", "now a file"), file("d/.wh.old", "")}, map[string]string{"d": "now a file"}},
-		"whiteout below a link":           {[]entryOf{special("n", tar.TypeSymlink, "d"), file("n/.wh.old", "")}, map[string]string{"d/": "kept old", "n/": "kept old"}},
-		"whiteout below a lower link":     {[]entryOf{file("l/.wh.old", "")}, map[string]string{"l/": "kept old"}},
-		"whiteout below a lower file":     {[]entryOf{file("f/.wh.old", "")}, map[string]string{"f": "lower"}},
-		"whiteout of nothing":             {[]entryOf{file(".wh.nothing", ""), file("d/.wh.none", "")}, map[string]string{"d/": "kept old", "nothing": "-"}},
-		"whiteout in a new directory":     {[]entryOf{special("new", tar.TypeDir, ""), file("new/.wh.old", ""), file("new/f", "")}, map[string]string{"new/": "f"}},
-		"whiteout in a new one, no more":  {[]entryOf{file("new/.wh.old", "")}, map[string]string{"new": "-"}},
-		"opaque directory":                {[]entryOf{file("d/.wh..wh..opq", ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
-		"opaque directory, marked last":   {[]entryOf{file("d/new", "n"), file("d/.wh.old", ""), file("d/.wh..wh..opq", "")}, map[string]string{"d/": "new"}},
-		"opaque root":                     {[]entryOf{file(".wh..wh..opq", ""), file("x", "new"), file("d/new", "n")}, map[string]string{"/": "d x", "d/": "new", "x": "new"}},
-		"metadata of AUFS":                {[]entryOf{file(".wh..wh.aufs", ""), file(".wh..wh.plnk/7", "")}, map[string]string{".wh..wh.aufs": "-", ".wh..wh.plnk": "-", "x": "lower"}},
-		"hard link into a lower layer":    {[]entryOf{special("hard", tar.TypeLink, "d/old"), file("d/new", "n")}, map[string]string{"hard": "lower", "d/old": "lower", "d/": "kept new old"}},
-		"hard link to a link to nothing":  {[]entryOf{special("s", tar.TypeSymlink, "/nonexistent"), special("h", tar.TypeLink, "s")}, map[string]string{"h": "-> /nonexistent", "s": "-> /nonexistent"}},
-		"hard link to a link below":       {[]entryOf{special("s", tar.TypeSymlink, "x"), special("h", tar.TypeLink, "s")}, map[string]string{"h": "-> x", "s": "-> x"}},
-		"hard link to a link over a file": {[]entryOf{special("x", tar.TypeSymlink, "d/none"), special("h", tar.TypeLink, "x")}, map[string]string{"h": "-> d/none", "x": "-> d/none"}},
-		"hard link through a link":        {[]entryOf{special("d", tar.TypeSymlink, "deep/er"), special("h", tar.TypeLink, "d/old")}, map[string]string{"h": "lower", "d": "-> deep/er"}},
-		"hard link to a hidden file":      {[]entryOf{special("h", tar.TypeLink, "x"), file(".wh.x", "")}, map[string]string{"h": "lower", "x": "-"}},
-		"whiteout, then a link to it":     {[]entryOf{file(".wh.x", ""), special("h", tar.TypeLink, "x")}, map[string]string{"h": "lower", "x": "-"}},
-		"link into an opaque directory":   {[]entryOf{file("d/.wh..wh..opq", ""), file("d/new", "n"), special("h", tar.TypeLink, "d/old")}, map[string]string{"h": "lower", "d/": "new"}},
-		"link into a removed directory":   {[]entryOf{special("h", tar.TypeLink, "deep/er/old"), file(".wh.deep", "")}, map[string]string{"h": "lower", "deep": "-"}},
-		"deep directory, then a file":     {[]entryOf{special("a/b", tar.TypeDir, ""), file("a", "f")}, map[string]string{"a": "f"}},
-		"file, directory, link":           {[]entryOf{file("e", "f"), special("e", tar.TypeDir, ""), file("e/in", ""), special("e", tar.TypeSymlink, "nowhere")}, map[string]string{"e": "-> nowhere"}},
-		"directory, file":                 {[]entryOf{special("e", tar.TypeDir, ""), file("e", "f")}, map[string]string{"e": "f"}},
-		"hard link without its parents":   {[]entryOf{file("bin/app", "a"), special("run/files/app", tar.TypeLink, "bin/app")}, map[string]string{"run/files/app": "a"}},
-		"hard link over a lower file":     {[]entryOf{special("f", tar.TypeLink, "x")}, map[string]string{"f": "lower", "x": "lower"}},
-		"hard link over a lower dir":      {[]entryOf{special("d", tar.TypeLink, "x")}, map[string]string{"d": "lower"}},
-		"hard link over a lower link":     {[]entryOf{special("l", tar.TypeLink, "x")}, map[string]string{"l": "lower", "d/": "kept old"}},
-		"hard link over its own file":     {[]entryOf{file("x", "1"), file("f", "2"), special("f", tar.TypeLink, "x")}, map[string]string{"f": "1"}},
-		"longer than the opaque marker":   {[]entryOf{file(".wh..wh..opqX", ""), file("d/.wh..wh..opqX", "")}, map[string]string{"x": "lower", "d/": "kept old"}},
-		"an entry of the root":            {[]entryOf{special("./", tar.TypeDir, ""), file("./n", "new")}, map[string]string{"n": "new", "x": "lower"}},
-		"files below an own link":         {[]entryOf{special("s", tar.TypeSymlink, "store"), file("s/src/f", "n")}, map[string]string{"s": "-> store", "store/src/f": "n"}},
-		"contiguous file":                 {[]entryOf{func() entryOf { e := file("c", "all"); e.Typeflag = tar.TypeCont; return e }()}, map[string]string{"c": "all"}},
+		"file, then its whiteout": {[]entryOf{file("x", "new"), file(".wh.x", "")}, map[string]string{"x": "new"}},
+		"whiteout, then its file": {[]entryOf{file(".wh.x", ""), file("x", "new")}, map[string]string{"x": "new"}},
+		"directory, then its whiteout": {[]entryOf{special("d", tar.TypeDir, ""), file("d/new", "n"), file(".wh.d", "")},
+			map[string]string{"d/": "new", "d/new": "n"}},
+		"whiteout, then its directory": {[]entryOf{file(".wh.d", ""), special("d", tar.TypeDir, ""), file("d/new", "n")},
+			map[string]string{"d/": "new"}},
+		"whiteout of a directory": {[]entryOf{file(".wh.d", "")}, map[string]string{"d": "-", "l/": "-"}},
+		"whiteout deep below":     {[]entryOf{file("deep/er/.wh.old", "")}, map[string]string{"deep/er/": "kept"}},
+		"whiteout of a long name": {[]entryOf{file(".wh."+long, "")}, map[string]string{long: "-"}},
+		"whiteout below a file":   {[]entryOf{file("d", "now a file"), file("d/.wh.old", "")}, map[string]string{"d": "now a file"}},
+		"whiteout below a link": {[]entryOf{special("n", tar.TypeSymlink, "d"), file("n/.wh.old", "")},
+			map[string]string{"d/": "kept old", "n/": "kept old"}},
+		"whiteout below a lower link": {[]entryOf{file("l/.wh.old", "")}, map[string]string{"l/": "kept old"}},
+		"whiteout below a lower file": {[]entryOf{file("f/.wh.old", "")}, map[string]string{"f": "lower"}},
+		"whiteout of nothing": {[]entryOf{file(".wh.nothing", ""), file("d/.wh.none", "")},
+			map[string]string{"d/": "kept old", "nothing": "-"}},
+		"whiteout in a new directory": {[]entryOf{special("new", tar.TypeDir, ""), file("new/.wh.old", ""), file("new/f", "")},
+			map[string]string{"new/": "f"}},
+		"whiteout in a new one, no more": {[]entryOf{file("new/.wh.old", "")}, map[string]string{"new": "-"}},
+		"opaque directory":               {[]entryOf{file("d/.wh..wh..opq", ""), file("d/new", "n")}, map[string]string{"d/": "new"}},
+		"opaque directory, marked last": {[]entryOf{file("d/new", "n"), file("d/.wh.old", ""), file("d/.wh..wh..opq", "")},
+			map[string]string{"d/": "new"}},
+		"opaque root": {[]entryOf{file(".wh..wh..opq", ""), file("x", "new"), file("d/new", "n")},
+			map[string]string{"/": "d x", "d/": "new", "x": "new"}},
+		"metadata of AUFS": {[]entryOf{file(".wh..wh.aufs", ""), file(".wh..wh.plnk/7", "")},
+			map[string]string{".wh..wh.aufs": "-", ".wh..wh.plnk": "-", "x": "lower"}},
+		"hard link into a lower layer": {[]entryOf{special("hard", tar.TypeLink, "d/old"), file("d/new", "n")},
+			map[string]string{"hard": "lower", "d/old": "lower", "d/": "kept new old"}},
+		"hard link to a link to nothing": {[]entryOf{special("s", tar.TypeSymlink, "/nonexistent"), special("h", tar.TypeLink, "s")},
+			map[string]string{"h": "-> /nonexistent", "s": "-> /nonexistent"}},
+		"hard link to a link below": {[]entryOf{special("s", tar.TypeSymlink, "x"), special("h", tar.TypeLink, "s")},
+			map[string]string{"h": "-> x", "s": "-> x"}},
+		"hard link to a link over a file": {[]entryOf{special("x", tar.TypeSymlink, "d/none"), special("h", tar.TypeLink, "x")},
+			map[string]string{"h": "-> d/none", "x": "-> d/none"}},
+		"hard link through a link": {[]entryOf{special("d", tar.TypeSymlink, "deep/er"), special("h", tar.TypeLink, "d/old")},
+			map[string]string{"h": "lower", "d": "-> deep/er"}},
+		"hard link to a hidden file": {[]entryOf{special("h", tar.TypeLink, "x"), file(".wh.x", "")},
+			map[string]string{"h": "lower", "x": "-"}},
+		"whiteout, then a link to it": {[]entryOf{file(".wh.x", ""), special("h", tar.TypeLink, "x")},
+			map[string]string{"h": "lower", "x": "-"}},
+		"link into an opaque directory": {[]entryOf{file("d/.wh..wh..opq", ""), file("d/new", "n"), special("h", tar.TypeLink, "d/old")},
+			map[string]string{"h": "lower", "d/": "new"}},
+		"link into a removed directory": {[]entryOf{special("h", tar.TypeLink, "deep/er/old"), file(".wh.deep", "")},
+			map[string]string{"h": "lower", "deep": "-"}},
+		"deep directory, then a file": {[]entryOf{special("a/b", tar.TypeDir, ""), file("a", "f")}, map[string]string{"a": "f"}},
+		"file, directory, link": {[]entryOf{file("e", "f"), special("e", tar.TypeDir, ""), file("e/in", ""),
+			special("e", tar.TypeSymlink, "nowhere")}, map[string]string{"e": "-> nowhere"}},
+		"directory, file": {[]entryOf{special("e", tar.TypeDir, ""), file("e", "f")}, map[string]string{"e": "f"}},
+		"hard link without its parents": {[]entryOf{file("bin/app", "a"), special("run/files/app", tar.TypeLink, "bin/app")},
+			map[string]string{"run/files/app": "a"}},
+		"hard link over a lower file": {[]entryOf{special("f", tar.TypeLink, "x")}, map[string]string{"f": "lower", "x": "lower"}},
+		"hard link over a lower dir":  {[]entryOf{special("d", tar.TypeLink, "x")}, map[string]string{"d": "lower"}},
+		"hard link over a lower link": {[]entryOf{special("l", tar.TypeLink, "x")}, map[string]string{"l": "lower", "d/": "kept old"}},
+		"hard link over its own file": {[]entryOf{file("x", "1"), file("f", "2"), special("f", tar.TypeLink, "x")},
+			map[string]string{"f": "1"}},
+		"longer than the opaque marker": {[]entryOf{file(".wh..wh..opqX", ""), file("d/.wh..wh..opqX", "")},
+			map[string]string{"x": "lower", "d/": "kept old"}},
+		"an entry of the root": {[]entryOf{special("./", tar.TypeDir, ""), file("./n", "new")},
+			map[string]string{"n": "new", "x": "lower"}},
+		"files below an own link": {[]entryOf{special("s", tar.TypeSymlink, "store"), file("s/src/f", "n")},
+			map[string]string{"s": "-> store", "store/src/f": "n"}},
+		"contiguous file": {[]entryOf{func() entryOf { e := file("c", "all"); e.Typeflag = tar.TypeCont; return e }()},
+			map[string]string{"c": "all"}},
 	}
 }
 
 // oddTimes returns files with times that no file system has.
 func oddTimes() (entries []entryOf) {
-	for name, at := range map[string]time.Time{"old": time.Date(1754, 8, 30, 0, 0, 0, 0, time.UTC), "far": time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)} {
+	for name, at := range map[string]time.Time{"old": time.Date(1754, 8, 30, 0, 0, 0, 0, time.UTC),
+		"far": time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)} {
 		e := file(name, "")
 		e.ModTime, e.Format = at, tar.FormatPAX
 		entries = append(entries, e)
@@ -150,7 +175,8 @@ func TestLayersOfTheField(t *testing.T) {
 	lower, cases := fieldLayers(t)
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			img := pull(t, s, raw(t, lower, tarOf(t, c.layer...)).push(t, reg, "field/"+strings.NewReplacer(" ", "-", ",", "").Replace(strings.ToLower(name))))
+			img := pull(t, s, raw(t, lower, tarOf(t, c.layer...)).push(t, reg,
+				"field/"+strings.NewReplacer(" ", "-", ",", "").Replace(strings.ToLower(name))))
 			mounts, err := s.Prepare(t.Context(), "c-"+img.ID, img.ID, nil)
 			check(t, err)
 			root := mounted(t, mounts)
@@ -165,7 +191,8 @@ func TestLayersOfTheField(t *testing.T) {
 		})
 	}
 	t.Run("first layer", func(t *testing.T) {
-		img := pull(t, s, raw(t, tarOf(t, file("x", "own"), file(".wh.x", ""), file("d/f", ""), file("d/.wh..wh..opq", ""), file("d/.wh.g", ""))).push(t, reg, "first"))
+		img := pull(t, s, raw(t,
+			tarOf(t, file("x", "own"), file(".wh.x", ""), file("d/f", ""), file("d/.wh..wh..opq", ""), file("d/.wh.g", ""))).push(t, reg, "first"))
 		mounts, err := s.Prepare(t.Context(), "first", img.ID, nil)
 		check(t, err)
 		if root := mounted(t, mounts); look(root+"/x", false) != "own" || look(root+"/d", true) != "f" {
@@ -233,7 +260,8 @@ func TestCopyUpKeepsTheFile(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	big := bytes.Repeat([]byte("0123456789abcdef"), 100_000)
 	source := entryOf{Header: tar.Header{Name: "bin/tool", Typeflag: tar.TypeReg, Mode: 0o4755, Uid: 12, Gid: 34, Size: int64(len(big)),
-		ModTime: time.Unix(1_000_000_000, 0), Format: tar.FormatPAX, PAXRecords: map[string]string{"SCHILY.xattr.user.mark": "a\x00b"}}, body: string(big)}
+		ModTime: time.Unix(1_000_000_000, 0), Format: tar.FormatPAX, PAXRecords: map[string]string{"SCHILY.xattr.user.mark": "a\x00b"}},
+		body: string(big)}
 	link := special("tool", tar.TypeLink, "/bin/tool") // with the file's attributes, as tar writes it
 	link.Mode, link.Uid, link.Gid, link.ModTime = source.Mode, source.Uid, source.Gid, source.ModTime
 	img := pull(t, s, raw(t, tarOf(t, source), tarOf(t, link)).push(t, reg, "copied"))
@@ -281,7 +309,8 @@ func pushNested(t testing.TB, reg *testRegistry) (ref string, manifests []ocispe
 	for _, blob := range [][]byte{compressGzip(t, plain), compressZstd(t, plain)} {
 		m := raw(t, plain)
 		m.blobs[0] = blob
-		m.manifest.Layers[0] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
+		m.manifest.Layers[0] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromBytes(blob),
+			Size: int64(len(blob))}
 		manifests = append(manifests, m.pushAs(t, reg, "shared", ocispec.MediaTypeImageManifest, m.manifest, native))
 	}
 	statement := manifests[1] // as BuildKit lists its attestations
@@ -289,7 +318,8 @@ func pushNested(t testing.TB, reg *testRegistry) (ref string, manifests []ocispe
 	var none rawImage
 	inner := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: append([]ocispec.Descriptor{statement}, manifests...)}
 	inner.SchemaVersion = 2
-	outer := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{none.pushAs(t, reg, "shared", ocispec.MediaTypeImageIndex, inner, native)}}
+	outer := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex,
+		Manifests: []ocispec.Descriptor{none.pushAs(t, reg, "shared", ocispec.MediaTypeImageIndex, inner, native)}}
 	outer.SchemaVersion = 2
 	return reg.pushRaw(t, "shared", "1", ocispec.MediaTypeImageIndex, outer), manifests
 }
@@ -322,7 +352,8 @@ func TestConfigsOfTheField(t *testing.T) {
 	t.Run("types of both kinds", func(t *testing.T) {
 		docker, oci := raw(t, tarOf(t, file("a", ""))), raw(t, tarOf(t, file("a", "")))
 		docker.manifest.MediaType = images.MediaTypeDockerSchema2Manifest
-		oci.manifest.Config.MediaType, oci.manifest.Layers[0].MediaType = images.MediaTypeDockerSchema2Config, images.MediaTypeDockerSchema2LayerGzip
+		oci.manifest.Config.MediaType, oci.manifest.Layers[0].MediaType = images.MediaTypeDockerSchema2Config,
+			images.MediaTypeDockerSchema2LayerGzip
 		for _, m := range []*rawImage{docker, oci} {
 			if img := pull(t, s, reg.pushRaw(t, "mixed", "1", m.manifest.MediaType, m.manifest, m.blobs...)); img.Kind != KindRootfs {
 				t.Errorf("%s: kind: got %s, want a root filesystem", m.manifest.MediaType, img.Kind)

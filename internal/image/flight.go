@@ -35,7 +35,8 @@ type flight[T any] struct {
 
 // do joins the flight for the key, or starts a flight that calls run with a context derived from base. It waits until
 // the flight or ctx ends.
-func (fs *flights[T]) do(ctx, base context.Context, key string, onProgress func(Progress), run func(context.Context, *tracker) (T, error)) (T, error) {
+func (fs *flights[T]) do(ctx, base context.Context, key string, onProgress func(Progress),
+	run func(context.Context, *tracker) (T, error)) (T, error) {
 	f := fs.join(base, key, run)
 	defer fs.leave(key, f)
 	defer f.tracker.subscribe(onProgress)()

@@ -228,7 +228,8 @@ func imageOf(t testing.TB, config v1.Config, layers ...[]byte) v1.Image {
 	img := mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1)
 	for _, layer := range layers {
 		var err error
-		img, err = mutate.Append(img, mutate.Addendum{Layer: static.NewLayer(layer, types.OCIUncompressedLayer), MediaType: types.OCIUncompressedLayer})
+		img, err = mutate.Append(img,
+			mutate.Addendum{Layer: static.NewLayer(layer, types.OCIUncompressedLayer), MediaType: types.OCIUncompressedLayer})
 		check(t, err)
 	}
 	file, err := img.ConfigFile()
@@ -279,7 +280,8 @@ func (m *rawImage) push(t testing.TB, r *testRegistry, repo string) string {
 }
 
 // pushAs uploads a document under its digest, after the blobs, and returns its entry for an index.
-func (m *rawImage) pushAs(t testing.TB, r *testRegistry, repo, mediaType string, document any, platform *ocispec.Platform) ocispec.Descriptor {
+func (m *rawImage) pushAs(t testing.TB, r *testRegistry, repo, mediaType string, document any,
+	platform *ocispec.Platform) ocispec.Descriptor {
 	t.Helper()
 	text, err := json.Marshal(document)
 	check(t, err)

@@ -133,7 +133,8 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 // isConfig reports whether a manifest's config is that of a container image. Docker 1.10 and some mirrors wrote a type that says
 // nothing, which artifacts have too, but no artifact has Docker's manifest.
 func isConfig(manifestType string, config ocispec.Descriptor) bool {
-	return images.IsConfigType(config.MediaType) || config.MediaType == mediaTypeUnknown && manifestType == images.MediaTypeDockerSchema2Manifest
+	return images.IsConfigType(config.MediaType) ||
+		config.MediaType == mediaTypeUnknown && manifestType == images.MediaTypeDockerSchema2Manifest
 }
 
 // mediaTypeUnknown is the type of bytes about which nothing is known (RFC 2046, 4.5.1).

@@ -33,7 +33,8 @@ import (
 // mirrorOf serves a store to peers and returns the mirror's URL.
 func mirrorOf(t testing.TB, s *Store, change ...func(*MirrorConfig)) string {
 	t.Helper()
-	cfg := MirrorConfig{Address: "127.0.0.1:0", Transfers: 8, Limiter: connlimit.NewGroup(slog.New(slog.DiscardHandler)).Limiter("mirror", connlimit.Config{})}
+	cfg := MirrorConfig{Address: "127.0.0.1:0", Transfers: 8,
+		Limiter: connlimit.NewGroup(slog.New(slog.DiscardHandler)).Limiter("mirror", connlimit.Config{})}
 	for _, c := range change {
 		c(&cfg)
 	}
@@ -184,9 +185,12 @@ func TestMirrorServesOnlyWhatIsAllowed(t *testing.T) {
 		mirror, path string
 		want         int
 	}{
-		{mirror, "", 200}, {mirror, "team/open/manifests/1", 200}, {mirror, "team/open/manifests/" + string(img.Manifest), 200}, {mirror, "team/open" + config(img), 200},
-		{mirror, "team/open/blobs/" + string(img.Layers[0].Digest), 200}, {mirror, "team/open/manifests/2", 404}, {mirror, "team/open/manifests/", 404},
-		{mirror, "team/other" + config(img), 404}, {mirror, "team/open" + config(private), 404}, {mirror, "team/hidden/manifests/1", 404}, {mirror, "team/hidden" + config(private), 404},
+		{mirror, "", 200}, {mirror, "team/open/manifests/1", 200}, {mirror, "team/open/manifests/" + string(img.Manifest), 200},
+		{mirror, "team/open" + config(img), 200},
+		{mirror, "team/open/blobs/" + string(img.Layers[0].Digest), 200}, {mirror, "team/open/manifests/2", 404},
+		{mirror, "team/open/manifests/", 404},
+		{mirror, "team/other" + config(img), 404}, {mirror, "team/open" + config(private), 404}, {mirror, "team/hidden/manifests/1", 404},
+		{mirror, "team/hidden" + config(private), 404},
 		{mirror, "team/open/blobs/../../x", 404}, {mirror, "_catalog", 404},
 		{all, "team/hidden/manifests/1", 200}, {all, "team/hidden" + config(private), 200},
 		{some, "team/open/manifests/1", 200}, {none, "team/open/manifests/1", 404}, {none, "team/open" + config(img), 404},
@@ -221,7 +225,8 @@ func TestMirrorRangesAndLimits(t *testing.T) {
 	mirror := mirrorOf(t, s, func(c *MirrorConfig) { c.Transfers = 1 })
 	get := func(header string) *http.Response {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("%s/v2/disk/blobs/%s?ns=%s", mirror, img.manifest.Layers[0].Digest, reg.host), nil)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			fmt.Sprintf("%s/v2/disk/blobs/%s?ns=%s", mirror, img.manifest.Layers[0].Digest, reg.host), nil)
 		check(t, err)
 		if header != "" {
 			req.Header.Set("Range", header)
@@ -281,8 +286,9 @@ func credentials(t testing.TB) (ca, cert, key string) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check(t, err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true,
+		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
@@ -303,7 +309,8 @@ func TestPeersWithTLS(t *testing.T) {
 	pull(t, first, ref)
 	ca, cert, key := credentials(t)
 	otherCA, otherCert, otherKey := credentials(t)
-	mirror := strings.Replace(mirrorOf(t, first, func(c *MirrorConfig) { c.Certificate, c.Key, c.ClientCA = cert, key, ca }), "http:", "https:", 1)
+	mirror := strings.Replace(mirrorOf(t, first, func(c *MirrorConfig) { c.Certificate, c.Key, c.ClientCA = cert, key, ca }), "http:",
+		"https:", 1)
 	reg.away()
 	for name, c := range map[string]struct {
 		peers Peers
@@ -324,7 +331,8 @@ func TestPeersWithTLS(t *testing.T) {
 }
 
 func TestPeersConfiguration(t *testing.T) {
-	for _, peers := range []Peers{{Hosts: []string{"10.0.0.1:5000"}}, {Hosts: []string{"https://peer.example"}}, {Hosts: []string{"ftp://peer.example:1"}}} {
+	for _, peers := range []Peers{{Hosts: []string{"10.0.0.1:5000"}}, {Hosts: []string{"https://peer.example"}},
+		{Hosts: []string{"ftp://peer.example:1"}}} {
 		_, err := Open(t.Context(), Config{Root: t.TempDir(), Peers: peers})
 		wantError(t, err, errdefs.IsInvalidArgument, peers.Hosts[0])
 	}

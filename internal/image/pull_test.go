@@ -39,12 +39,14 @@ func TestPullAndGetAgree(t *testing.T) {
 
 	byDigest := reg.ref("some/app@") + digestOf(t, src)
 	if img.ID != idOf(t, src) || !slices.Equal(img.RepoTags, []string{ref}) || !slices.Equal(img.RepoDigests, []string{byDigest}) {
-		t.Errorf("Pull() = ID %s, tags %q, digests %q; want ID %s, tag %s, digest %s", img.ID, img.RepoTags, img.RepoDigests, idOf(t, src), ref, byDigest)
+		t.Errorf("Pull() = ID %s, tags %q, digests %q; want ID %s, tag %s, digest %s", img.ID, img.RepoTags, img.RepoDigests, idOf(t, src), ref,
+			byDigest)
 	}
 	if img.Kind != KindRootfs || img.User != "1000:100" || img.Config.Config.Env[0] != "A=b" || img.Size == 0 || len(img.Layers) != 2 {
 		t.Errorf("Pull() = %+v, want a rootfs of two layers with its user and environment", img)
 	}
-	for _, called := range []string{ref, byDigest, reg.ref("some/app:1@" + digestOf(t, src)), img.ID, img.ID[len("sha256:"):], img.ID[len("sha256:"):][:12]} {
+	for _, called := range []string{ref, byDigest, reg.ref("some/app:1@" + digestOf(t, src)), img.ID, img.ID[len("sha256:"):],
+		img.ID[len("sha256:"):][:12]} {
 		got, err := s.Get(t.Context(), called)
 		if err != nil || got.ID != img.ID {
 			t.Errorf("Get(%q) = %s, %v; want %s", called, got.ID, err, img.ID)
@@ -112,7 +114,8 @@ func TestPullOfMovedTagKeepsTheOldImage(t *testing.T) {
 	img := pull(t, s, ref)
 	kept, err := s.Get(t.Context(), old.ID)
 	check(t, err)
-	if img.ID == old.ID || !slices.Equal(img.RepoTags, []string{ref}) || len(kept.RepoTags) != 0 || !slices.Equal(kept.RepoDigests, old.RepoDigests) {
+	if img.ID == old.ID || !slices.Equal(img.RepoTags, []string{ref}) || len(kept.RepoTags) != 0 ||
+		!slices.Equal(kept.RepoDigests, old.RepoDigests) {
 		t.Errorf("after the tag moved: got new %+v, old %+v; want the tag at the new image only", img, kept)
 	}
 	check(t, s.Close())
@@ -165,7 +168,8 @@ func TestPullChoosesThePlatform(t *testing.T) {
 	add := func(img mutate.Appendable, arch string) mutate.IndexAddendum {
 		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}}
 	}
-	unknown := mutate.IndexAddendum{Add: oneFileImage(t, "attestation"), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}}
+	unknown := mutate.IndexAddendum{Add: oneFileImage(t, "attestation"),
+		Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}}
 	inner := mutate.AppendManifests(empty.Index, unknown, add(arm, "arm64"), add(amd, "amd64"))
 	outer := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: inner})
 	ref := reg.push(t, "multi:1", outer)

@@ -45,7 +45,8 @@ func DigestReference(ref string, manifest digest.Digest) (string, error) {
 // Push uploads blobs and then the manifest that refers to them, under the tag of ref. It skips blobs that the registry
 // already has, and returns name@digest. auth may be nil. Push calls report, if it is not nil, while it sends; blobs that the
 // registry has count as sent. The errors are those of Store.Pull.
-func Push(ctx context.Context, to registry.Config, ref string, auth *registry.Auth, report func(Progress), manifest Blob, blobs ...Blob) (name string, err error) {
+func Push(ctx context.Context, to registry.Config, ref string, auth *registry.Auth, report func(Progress), manifest Blob,
+	blobs ...Blob) (name string, err error) {
 	if name, err = DigestReference(ref, manifest.Digest); err != nil {
 		return "", err
 	}

@@ -32,7 +32,8 @@ func (s *Store) transact(ctx context.Context, fn func(context.Context) error) er
 
 // record writes all records of a complete image in one transaction and updates the index. The labels go to the records
 // of the names, but not to the record of the ID.
-func (s *Store) record(ctx context.Context, d *details, target ocispec.Descriptor, names []string, labels map[string]string) (Image, error) {
+func (s *Store) record(ctx context.Context, d *details, target ocispec.Descriptor, names []string,
+	labels map[string]string) (Image, error) {
 	if err := failRecord.Hit(ctx); err != nil {
 		return Image{}, err
 	}

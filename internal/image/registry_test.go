@@ -82,7 +82,8 @@ func TestHostsTomlMirrors(t *testing.T) {
 	defer down.Close()
 	src := oneFileImage(t, "x")
 	reg.push(t, "app:1", src)
-	mirrors := fmt.Sprintf("server = %q\n[host.%q]\ncapabilities = [\"pull\", \"resolve\"]\n[host.%q]\n", "https://upstream.invalid", down.URL, reg.URL)
+	mirrors := fmt.Sprintf("server = %q\n[host.%q]\ncapabilities = [\"pull\", \"resolve\"]\n[host.%q]\n", "https://upstream.invalid", down.URL,
+		reg.URL)
 	for _, host := range []string{"registry.example", "registry.example_5000_", "_default"} {
 		s := open(t, Config{HostsDir: []string{t.TempDir(), hostsToml(t, host, mirrors)}})
 		ref := "registry.example/app:1"
@@ -124,10 +125,11 @@ func TestLogins(t *testing.T) {
 		file string
 		is   func(error) bool
 	}{
-		"username":            {auth: &registry.Auth{Username: "me", Password: "secret"}},
-		"encoded":             {auth: &registry.Auth{Auth: base64.StdEncoding.EncodeToString([]byte("me:secret"))}},
-		"address":             {auth: &registry.Auth{Username: "me", Password: "secret", ServerAddress: "https://" + reg.host + "/v1/"}},
-		"other address":       {auth: &registry.Auth{Username: "me", Password: "secret", ServerAddress: "other.example"}, is: errdefs.IsUnauthorized},
+		"username": {auth: &registry.Auth{Username: "me", Password: "secret"}},
+		"encoded":  {auth: &registry.Auth{Auth: base64.StdEncoding.EncodeToString([]byte("me:secret"))}},
+		"address":  {auth: &registry.Auth{Username: "me", Password: "secret", ServerAddress: "https://" + reg.host + "/v1/"}},
+		"other address": {auth: &registry.Auth{Username: "me", Password: "secret", ServerAddress: "other.example"},
+			is: errdefs.IsUnauthorized},
 		"wrong password":      {auth: &registry.Auth{Username: "me", Password: "wrong"}, is: errdefs.IsUnauthorized},
 		"nobody":              {is: errdefs.IsUnauthorized},
 		"file":                {file: config},

@@ -58,13 +58,15 @@ func TestUploadsWithoutTLS(t *testing.T) {
 	plain := newUploads(t, reg)
 	dir, _ := overTLS(t, reg, "[header]\nX-Secret = \"s\"\n")
 	m := raw(t, tarOf(t, file("a", "b")))
-	manifest, layer, config := NewBlob(m.manifest.MediaType, []byte(`{"schemaVersion": 2}`)), NewBlob(m.manifest.Layers[0].MediaType, m.blobs[0]), NewBlob(m.manifest.Config.MediaType, m.blobs[1])
+	manifest, layer, config := NewBlob(m.manifest.MediaType, []byte(`{"schemaVersion": 2}`)),
+		NewBlob(m.manifest.Layers[0].MediaType, m.blobs[0]), NewBlob(m.manifest.Config.MediaType, m.blobs[1])
 	var text bytes.Buffer
 	ctx := log.WithLogger(t.Context(), bridge(slog.New(slog.NewTextHandler(&text, nil))))
 	login := &registry.Auth{RegistryToken: "token"}
 	name := strings.TrimPrefix(plain.URL, "http://")
 
-	_, err := Push(ctx, registry.Config{HostsDir: []string{dir}, RefuseDowngrades: true}, "registry.example/app:1", login, nil, manifest, layer, config)
+	_, err := Push(ctx, registry.Config{HostsDir: []string{dir}, RefuseDowngrades: true}, "registry.example/app:1", login, nil, manifest,
+		layer, config)
 	wantError(t, err, errdefs.IsFailedPrecondition, "http://"+name, "refuse_downgrades")
 	if plain.hits != 0 || text.Len() > 0 {
 		t.Errorf("a refused upload: got %d requests and the log %q, want none", plain.hits, text.String())
@@ -72,7 +74,8 @@ func TestUploadsWithoutTLS(t *testing.T) {
 	_, err = Push(ctx, registry.Config{HostsDir: []string{dir}}, "registry.example/app:1", login, nil, manifest, layer, config)
 	check(t, err)
 	plain.check(t, true)
-	if got := text.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "host="+name) || strings.Contains(got, "topsecret") {
+	if got := text.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "host="+name) ||
+		strings.Contains(got, "topsecret") {
 		t.Errorf("log: got %q, want one warning with the host %s and without the query", got, name)
 	}
 	if plain.hits != 2 || reg.count("PUT", "/manifests/1") != 1 {
@@ -93,7 +96,8 @@ func TestUploadsElsewhere(t *testing.T) {
 		return true
 	})
 	dir := hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n[header]\nX-Secret = \"s\"\n", reg.URL))
-	_, err := Push(t.Context(), registry.Config{HostsDir: []string{dir}}, "registry.example/app:1", &registry.Auth{RegistryToken: "token"}, nil,
+	_, err := Push(t.Context(), registry.Config{HostsDir: []string{dir}}, "registry.example/app:1", &registry.Auth{RegistryToken: "token"},
+		nil,
 		NewBlob("application/vnd.oci.image.manifest.v1+json", []byte(`{"schemaVersion": 2}`)), NewBlob("text/plain", []byte("x")))
 	check(t, err)
 	other.check(t, true)
@@ -144,7 +148,8 @@ func TestTokenServerWithoutTLS(t *testing.T) {
 	}
 	var text bytes.Buffer
 	pull(t, open(t, Config{HostsDir: []string{dir}, Logger: slog.New(slog.NewTextHandler(&text, nil))}), "registry.example/app:1")
-	if got := text.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "registry="+host) || !strings.Contains(got, "host="+name) || strings.Contains(got, "topsecret") {
+	if got := text.String(); strings.Count(got, "level=WARN") != 1 || !strings.Contains(got, "registry="+host) ||
+		!strings.Contains(got, "host="+name) || strings.Contains(got, "topsecret") {
 		t.Errorf("log: got %q, want one warning with %s and %s and without the query", got, host, name)
 	}
 }

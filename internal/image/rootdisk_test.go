@@ -170,7 +170,8 @@ func nastyLayers(t testing.TB, maxLen int) [][]byte {
 	}
 	layers := [][]byte{tarOf(t, base...)}
 	for i := len(layers); i < 97; i++ {
-		layers = append(layers, tarOf(t, file(fmt.Sprintf("layers/%d", i), fmt.Sprint(i)), file("layers/.wh."+fmt.Sprint(i-2), ""), file("layers/last", fmt.Sprint(i))))
+		layers = append(layers,
+			tarOf(t, file(fmt.Sprintf("layers/%d", i), fmt.Sprint(i)), file("layers/.wh."+fmt.Sprint(i-2), ""), file("layers/last", fmt.Sprint(i))))
 	}
 	return append(layers,
 		tarOf(t, file("opaque/.wh..wh..opq", ""), file("opaque/new", "new"), file(".wh.gone", ""), file("other/.wh.d", "")),
@@ -219,7 +220,8 @@ func TestRootDiskIsTheRootFilesystem(t *testing.T) {
 func fakeMkfs(t *testing.T, script string) string {
 	t.Helper()
 	dir := t.TempDir()
-	text := fmt.Sprintf("#!/bin/sh\ndir=%s PATH=%s\nmkfs=$(command -v %s)\necho $$ >>$dir/pids\n%s", dir, os.Getenv("PATH"), mkfsProgram, script)
+	text := fmt.Sprintf("#!/bin/sh\ndir=%s PATH=%s\nmkfs=$(command -v %s)\necho $$ >>$dir/pids\n%s", dir, os.Getenv("PATH"), mkfsProgram,
+		script)
 	check(t, os.WriteFile(filepath.Join(dir, mkfsProgram), []byte(text), 0o700))
 	t.Setenv("PATH", dir)
 	return dir

@@ -94,7 +94,8 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, sn
 
 // makeRootfs calls make for an image that has a root filesystem. If the image's layers are missing, make returns
 // errdefs.ErrNotFound.
-func (s *Store) makeRootfs(ctx context.Context, key, imageID string, make func(context.Context, *entry) ([]mount.Mount, error)) ([]mount.Mount, error) {
+func (s *Store) makeRootfs(ctx context.Context, key, imageID string,
+	make func(context.Context, *entry) ([]mount.Mount, error)) ([]mount.Mount, error) {
 	e, err := s.index.find(imageID)
 	if err != nil {
 		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
@@ -201,7 +202,8 @@ func (s *Store) readyFor(key string) error {
 	if err := s.ready(); err != nil {
 		return err
 	}
-	if key == "" || slices.ContainsFunc([]string{"sha256:", "extract-", diskPrefix, foundationPrefix, "."}, func(p string) bool { return strings.HasPrefix(key, p) }) {
+	if key == "" || slices.ContainsFunc([]string{"sha256:", "extract-", diskPrefix, foundationPrefix, "."},
+		func(p string) bool { return strings.HasPrefix(key, p) }) {
 		return failure.Invalidf("root filesystem key %q is empty or reserved", key)
 	}
 	return nil

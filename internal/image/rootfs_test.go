@@ -214,7 +214,8 @@ func TestIDPrefixes(t *testing.T) {
 	for _, id := range []string{"sha256:aa11", "sha256:aa22", "sha256:bb33"} {
 		x.put(&details{id: id, kind: KindDisk}, nil, "docker.io/library/"+strings.TrimPrefix(id, "sha256:")+"x:latest")
 	}
-	for prefix, want := range map[string]string{"aa1": "sha256:aa11", "sha256:b": "sha256:bb33", "aa22": "sha256:aa22", "aa11x": "sha256:aa11"} {
+	for prefix, want := range map[string]string{"aa1": "sha256:aa11", "sha256:b": "sha256:bb33", "aa22": "sha256:aa22",
+		"aa11x": "sha256:aa11"} {
 		if e, err := x.find(prefix); err != nil || e.image.ID != want {
 			t.Errorf("find(%s) = %v, %v; want %s", prefix, e, err, want)
 		}

@@ -35,7 +35,8 @@ func (s sharedImages) Served(ctx context.Context, repository reference.Named, pr
 			continue
 		}
 		tag, _ := strings.CutPrefix(strings.TrimPrefix(name, repository.Name()), ":")
-		all = append(all, share.ServedImage{Tag: tag, Target: record.Target, Manifest: d.manifest, Blobs: append(slices.Clone(d.layers), d.config)})
+		all = append(all, share.ServedImage{Tag: tag, Target: record.Target, Manifest: d.manifest,
+			Blobs: append(slices.Clone(d.layers), d.config)})
 	}
 	return all
 }

@@ -49,7 +49,8 @@ func newSigner(t testing.TB) *signer {
 // sign pushes a signature of a digest, as a tag or as a referrer.
 func (s *signer) sign(reg *testRegistry, repo string, subject digest.Digest, asReferrer bool) {
 	s.t.Helper()
-	payload := fmt.Appendf(nil, `{"critical":{"identity":{"docker-reference":"%s/%s"},"image":{"docker-manifest-digest":"%s"},"type":"cosign container image signature"},"optional":null}`,
+	payload := fmt.Appendf(nil,
+		`{"critical":{"identity":{"docker-reference":"%s/%s"},"image":{"docker-manifest-digest":"%s"},"type":"cosign container image signature"},"optional":null}`,
 		reg.host, repo, subject)
 	sum := sha256.Sum256(payload)
 	signature, err := ecdsa.SignASN1(rand.Reader, s.key, sum[:])
@@ -83,7 +84,8 @@ func (s *signer) sign(reg *testRegistry, repo string, subject digest.Digest, asR
 func policyFile(t testing.TB, scope, requirements string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "policy.json")
-	check(t, os.WriteFile(path, fmt.Appendf(nil, `{"default":[{"type":"reject"}],"transports":{"docker":{%q:[%s]}}}`, scope, requirements), 0o600))
+	check(t, os.WriteFile(path, fmt.Appendf(nil, `{"default":[{"type":"reject"}],"transports":{"docker":{%q:[%s]}}}`, scope, requirements),
+		0o600))
 	return path
 }
 
@@ -107,12 +109,15 @@ func TestSignaturePolicy(t *testing.T) {
 	reg, key := newRegistry(t), newSigner(t)
 	s := open(t, Config{SignaturePolicy: policyFile(t, reg.host, key.requirement())})
 	app := oneFileImage(t, "signed")
-	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: oneFileImage(t, "in an index"), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}})
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: oneFileImage(t, "in an index"),
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "amd64"}}})
 	tagged, referred := reg.push(t, "tagged:1", app), reg.push(t, "referred:1", app)
 	whole, part := reg.push(t, "whole:1", index), reg.push(t, "part:1", index)
 	unsigned := reg.push(t, "unsigned:1", app)
 	vm := raw(t, nil)
-	vm.manifest.Config.MediaType, vm.manifest.Layers = "application/vnd.example.disk", []ocispec.Descriptor{vm.add(disk.MediaTypeRaw, make([]byte, 512))}
+	vm.manifest.Config.MediaType, vm.manifest.Layers = "application/vnd.example.disk",
+		[]ocispec.Descriptor{vm.add(disk.MediaTypeRaw, make([]byte, 512))}
 	key.sign(reg, "tagged", manifestDigest(t, app), false)
 	key.sign(reg, "referred", manifestDigest(t, app), true)
 	key.sign(reg, "whole", manifestDigest(t, index), false)
@@ -176,7 +181,8 @@ func TestSignaturePolicyForImagesWithoutRegistry(t *testing.T) {
 	key := newSigner(t)
 	s := open(t, Config{SignaturePolicy: policyFile(t, "edge.local/accepted", `{"type":"insecureAcceptAnything"}`)})
 	config, layer := NewBlob(MediaTypeWasmConfig, []byte("{}")), NewBlob(MediaTypeWasm, wasmOf("text"))
-	document, err := json.Marshal(ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: config.Descriptor, Layers: []ocispec.Descriptor{layer.Descriptor}})
+	document, err := json.Marshal(ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: config.Descriptor,
+		Layers: []ocispec.Descriptor{layer.Descriptor}})
 	check(t, err)
 	manifest := NewBlob(ocispec.MediaTypeImageManifest, document)
 	_, err = s.Import(t.Context(), LocalPrefix+"accepted:1", manifest, config, layer)
@@ -192,7 +198,8 @@ func TestSignaturePolicyForImagesWithoutRegistry(t *testing.T) {
 func TestEncryptedLayersAreRefused(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	for _, mediaType := range []string{
-		"application/vnd.oci.image.layer.v1.tar+gzip+encrypted", "application/vnd.docker.image.rootfs.diff.tar.gzip+encrypted", disk.MediaTypeRaw + "+encrypted",
+		"application/vnd.oci.image.layer.v1.tar+gzip+encrypted", "application/vnd.docker.image.rootfs.diff.tar.gzip+encrypted",
+		disk.MediaTypeRaw + "+encrypted",
 	} {
 		img := raw(t, tarOf(t, file("a", "text")))
 		img.manifest.Layers[0].MediaType = mediaType
@@ -212,23 +219,27 @@ func TestTooManySignatures(t *testing.T) {
 	many, payload := make([]ocispec.Descriptor, maxSignatures+1), []byte("payload")
 	for i := range many {
 		many[i] = ocispec.Descriptor{
-			MediaType: cosignPayloadType, Digest: digest.FromBytes(payload), Size: int64(len(payload)), Annotations: map[string]string{cosignAnnotation: "c2ln"},
+			MediaType: cosignPayloadType, Digest: digest.FromBytes(payload), Size: int64(len(payload)),
+			Annotations: map[string]string{cosignAnnotation: "c2ln"},
 		}
 	}
 	large := many[:2:2]
 	manifests := make([]ocispec.Descriptor, maxSignatures+1)
 	for i := range manifests {
-		manifests[i] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, ArtifactType: cosignArtifactType, Digest: digest.FromString(fmt.Sprint(i)), Size: 2}
+		manifests[i] = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest, ArtifactType: cosignArtifactType,
+			Digest: digest.FromString(fmt.Sprint(i)), Size: 2}
 	}
 	for name, push := range map[string]func(repo, tag string){
 		"signatures": func(repo, tag string) {
-			reg.pushRaw(t, repo, tag+".sig", ocispec.MediaTypeImageManifest, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Layers: many}, payload)
+			reg.pushRaw(t, repo, tag+".sig", ocispec.MediaTypeImageManifest,
+				ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Layers: many}, payload)
 		},
 		"bytes": func(repo, tag string) {
 			for i := range large {
 				large[i].Size = maxSignatureBytes
 			}
-			reg.pushRaw(t, repo, tag+".sig", ocispec.MediaTypeImageManifest, ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Layers: large}, payload)
+			reg.pushRaw(t, repo, tag+".sig", ocispec.MediaTypeImageManifest,
+				ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Layers: large}, payload)
 		},
 		"manifests": func(_, _ string) {
 			reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {

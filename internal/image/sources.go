@@ -47,7 +47,8 @@ type sources struct {
 // resolve finds the reference's current target, at the registry or at peers.
 func (p *puller) resolve(ctx context.Context, auth *registry.Auth) (ocispec.Descriptor, error) {
 	defer p.tracker.Busy()()
-	at, used, err := registry.Config{HostsDir: p.cfg.HostsDir, DockerConfig: p.cfg.DockerConfig, RefuseDowngrades: p.cfg.RefuseDowngrades}.Resolver(ctx, p.named, auth)
+	at, used, err := registry.Config{HostsDir: p.cfg.HostsDir, DockerConfig: p.cfg.DockerConfig,
+		RefuseDowngrades: p.cfg.RefuseDowngrades}.Resolver(ctx, p.named, auth)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}

@@ -126,7 +126,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if s.platform, s.pinned, err = cfg.check(); err != nil {
 		return nil, err
 	}
-	if s.peers, err = share.NewPeers(cfg.Peers.Hosts, cfg.Peers.CA, tlsfile.Pair{Certificate: cfg.Peers.Certificate, Key: cfg.Peers.Key}); err != nil {
+	if s.peers, err = share.NewPeers(cfg.Peers.Hosts, cfg.Peers.CA,
+		tlsfile.Pair{Certificate: cfg.Peers.Certificate, Key: cfg.Peers.Key}); err != nil {
 		return nil, err
 	}
 	s.translate.Dir = cfg.Translation.Dir
@@ -238,7 +239,8 @@ func (s *Store) ready() error {
 func (s *Store) openParts() (err error) {
 	root := s.cfg.Root
 	// containerd would make some of these directories world-readable.
-	for _, dir := range []string{"", "content", "content/ingest", "content/blobs", "content/blobs/sha256", "snapshots", "snapshots/snapshots"} {
+	for _, dir := range []string{"", "content", "content/ingest", "content/blobs", "content/blobs/sha256", "snapshots",
+		"snapshots/snapshots"} {
 		dir = filepath.Join(root, dir)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
@@ -261,7 +263,8 @@ func (s *Store) openParts() (err error) {
 	if s.meta, err = storage.NewMetaStore(filepath.Join(root, snapshotsFile)); err != nil {
 		return fmt.Errorf("overlayfs snapshots: %w", err)
 	}
-	if s.overlay, err = overlay.NewSnapshotter(filepath.Join(root, "snapshots"), overlay.AsynchronousRemove, overlay.WithMetaStore(s.meta)); err != nil {
+	if s.overlay, err = overlay.NewSnapshotter(filepath.Join(root, "snapshots"), overlay.AsynchronousRemove,
+		overlay.WithMetaStore(s.meta)); err != nil {
 		return fmt.Errorf("overlayfs snapshots: %w", err)
 	}
 	s.unwatch = []func(){synced.Watch(synced.Transactions(s.bolt)), synced.Watch(s.snapshotTransactions)}
@@ -386,7 +389,8 @@ func (s *Store) dropOrphans(ctx context.Context) error {
 	return nil
 }
 
-// Close cancels the pulls under way, which can be resumed, and the root disks being made, and closes the files. Root filesystems stay mounted.
+// Close cancels the pulls under way, which can be resumed, and the root disks being made, and closes the files. Root filesystems
+// stay mounted.
 func (s *Store) Close() error {
 	s.cancel()
 	s.flights.wg.Wait()

@@ -95,7 +95,8 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	img, fetched, err := d.run(ctx)
 	if err == nil && fetched {
 		t.finish()
-		s.cfg.Logger.InfoContext(ctx, "image downloaded", "image", named.String(), "from", download.RedactURL(endpoint.URL), "id", img.ID, "bytes", img.Size, "took", time.Since(start))
+		s.cfg.Logger.InfoContext(ctx, "image downloaded", "image", named.String(), "from", download.RedactURL(endpoint.URL), "id", img.ID,
+			"bytes", img.Size, "took", time.Since(start))
 	}
 	return img, err
 }

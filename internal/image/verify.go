@@ -291,6 +291,7 @@ func (s *Store) verifyAtStart() {
 		s.cfg.Logger.Warn("cannot verify images", "err", err)
 	}
 	for _, d := range damages {
-		s.cfg.Logger.Warn("an image is damaged; pull it again", "image", d.Image, "names", d.Names, "kind", d.Kind, "id", d.ID, "damage", d.Detail, "users", d.Users)
+		s.cfg.Logger.Warn("an image is damaged; pull it again", "image", d.Image, "names", d.Names, "kind", d.Kind, "id", d.ID, "damage",
+			d.Detail, "users", d.Users)
 	}
 }

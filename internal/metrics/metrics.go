@@ -68,7 +68,8 @@ func New(c Config) *Metrics {
 		Name: "tripod_recovered_panics_total", Help: "Panics in a request or task that the process survived; each is a defect.",
 	}, func() float64 { return float64(guard.Total()) })
 	synced := prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "tripod_synced_writes_total", Help: "Writes that waited for the disk: of the node's record, networks' records and the metadata of images.",
+		Name: "tripod_synced_writes_total",
+		Help: "Writes that waited for the disk: of the node's record, networks' records and the metadata of images.",
 	}, func() float64 { return float64(synced.Total()) })
 	m.registry.MustRegister(m.calls, m.results, build, panics, synced, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -111,7 +112,8 @@ func (m *Metrics) count(fullMethod string, begin time.Time, err error) {
 func (m *Metrics) Handler() http.Handler {
 	containers := prometheus.NewRegistry()
 	containers.MustRegister(guarded{m.config.Logger, &samples{m.config.Samples}})
-	options := promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorHandling: promhttp.ContinueOnError}
+	options := promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
+		ErrorHandling: promhttp.ContinueOnError}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, options))
 	mux.Handle("GET /metrics/cadvisor", promhttp.HandlerFor(containers, options))

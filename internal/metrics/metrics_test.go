@@ -61,20 +61,23 @@ func wantSeries(t *testing.T, got map[string]string, want map[string]string) {
 
 func TestPodsAndCalls(t *testing.T) {
 	pods := []*node.Pod{
-		{Handler: "linux", State: node.Initiated, Containers: []*node.Container{{State: node.Running}, {State: node.Stopped}, {State: node.Removed}}},
+		{Handler: "linux", State: node.Initiated,
+			Containers: []*node.Container{{State: node.Running}, {State: node.Stopped}, {State: node.Removed}}},
 		{Handler: "linux", State: node.Initiated}, {Handler: "linux", State: node.Killed},
 	}
 	m := New(Config{Version: "1.2.3", Pods: func() []*node.Pod { return pods }})
 	count := m.Interceptor()
 	for _, err := range []error{nil, nil, status.Error(codes.NotFound, "none")} {
-		_, got := count(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/runtime.v1.RuntimeService/PodSandboxStatus"}, func(context.Context, any) (any, error) { return nil, err })
+		_, got := count(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/runtime.v1.RuntimeService/PodSandboxStatus"},
+			func(context.Context, any) (any, error) { return nil, err })
 		if !errors.Is(got, err) {
 			t.Errorf("Interceptor returned %v, want the handler's error %v", got, err)
 		}
 	}
 	countStream := m.StreamInterceptor()
 	for _, err := range []error{nil, status.Error(codes.Unavailable, "ends")} {
-		got := countStream(nil, nil, &grpc.StreamServerInfo{FullMethod: "/runtime.v1.RuntimeService/StreamContainers"}, func(any, grpc.ServerStream) error { return err })
+		got := countStream(nil, nil, &grpc.StreamServerInfo{FullMethod: "/runtime.v1.RuntimeService/StreamContainers"},
+			func(any, grpc.ServerStream) error { return err })
 		if !errors.Is(got, err) {
 			t.Errorf("StreamInterceptor returned %v, want the handler's error %v", got, err)
 		}
@@ -261,5 +264,6 @@ func TestBadEndpoints(t *testing.T) {
 }
 
 func resourceOf(service string) *resource.Resource {
-	return &resource.Resource{Attributes: []*common.KeyValue{{Key: "service.name", Value: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: service}}}}}
+	return &resource.Resource{Attributes: []*common.KeyValue{{Key: "service.name",
+		Value: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: service}}}}}
 }

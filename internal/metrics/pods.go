@@ -12,7 +12,8 @@ type pods struct{ list func() []*node.Pod }
 var (
 	podsDesc = prometheus.NewDesc("tripod_pods", "Pods, by RuntimeClass handler and state; a unit pod has the state of its container.",
 		[]string{"handler", "state"}, nil)
-	containersDesc = prometheus.NewDesc("tripod_containers", "Containers, by RuntimeClass handler and state.", []string{"handler", "state"}, nil)
+	containersDesc = prometheus.NewDesc("tripod_containers", "Containers, by RuntimeClass handler and state.", []string{"handler", "state"},
+		nil)
 )
 
 func (p *pods) Describe(to chan<- *prometheus.Desc) { to <- podsDesc; to <- containersDesc }

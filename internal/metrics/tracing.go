@@ -58,7 +58,8 @@ type Tracing struct {
 func NewTracing(ctx context.Context, endpoint, version string, log *slog.Logger) (*Tracing, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Port() == "" {
-		return nil, fmt.Errorf("tracing endpoint %q is not http://HOST:PORT or https://HOST:PORT of an OTLP collector (gRPC): %w", endpoint, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("tracing endpoint %q is not http://HOST:PORT or https://HOST:PORT of an OTLP collector (gRPC): %w", endpoint,
+			errdefs.ErrInvalidArgument)
 	}
 	t := &Tracing{
 		client: otlptracegrpc.NewClient(otlptracegrpc.WithEndpointURL(endpoint), otlptracegrpc.WithTimeout(uploadTimeout)),

@@ -74,7 +74,8 @@ func TestFindChainAgain(t *testing.T) {
 	if c := find(def, first); c == first || !strings.Contains(string(c.list.Bytes), "1400") {
 		t.Errorf("with another MTU: got %s", c.list.Bytes)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "10.conflist"), []byte(`{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"first"}]}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "10.conflist"), []byte(`{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"first"}]}`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	file := find(def, first)
@@ -126,7 +127,8 @@ func TestDefaultChainHasWhatThePodNeeds(t *testing.T) {
 		"nothing":   {Attachment{ID: "p"}, "bridge"},
 		"ports":     {Attachment{ID: "p", PortMappings: []PortMapping{{HostPort: 1, ContainerPort: 1}}}, "bridge portmap"},
 		"bandwidth": {Attachment{ID: "p", Bandwidth: &Bandwidth{Ingress: 1}}, "bridge bandwidth"},
-		"all":       {Attachment{ID: "p", Bandwidth: &Bandwidth{Egress: 1}, PortMappings: []PortMapping{{HostPort: 1, ContainerPort: 1}}}, "bridge portmap bandwidth"},
+		"all": {Attachment{ID: "p", Bandwidth: &Bandwidth{Egress: 1}, PortMappings: []PortMapping{{HostPort: 1, ContainerPort: 1}}},
+			"bridge portmap bandwidth"},
 	} {
 		rec, err := newRecord(test.pod, c)
 		if err != nil {
@@ -217,7 +219,8 @@ func TestBandwidthPlugin(t *testing.T) {
 func TestResultOfManyInterfaces(t *testing.T) {
 	for name, c := range map[string]struct{ result, wantIPs string }{
 		"two in the pod": {`{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"net1","sandbox":"/x"},{"name":"eth0","sandbox":"/x"}],
-			"ips":[{"interface":1,"address":"10.2.0.2/24"},{"interface":2,"address":"fd00::2/64"},{"interface":2,"address":"10.1.0.2/24"}]}`, "[fd00::2 10.1.0.2]"},
+			"ips":[{"interface":1,"address":"10.2.0.2/24"},{"interface":2,"address":"fd00::2/64"},{"interface":2,"address":"10.1.0.2/24"}]}`,
+			"[fd00::2 10.1.0.2]"},
 		"another name":        {`{"cniVersion":"1.0.0","interfaces":[{"name":"net1","sandbox":"/x"}],"ips":[{"interface":0,"address":"10.2.0.2/24"}]}`, "[10.2.0.2]"},
 		"address of no link":  {`{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.2.0.2/24"}]}`, "[10.2.0.2]"},
 		"host side only":      {`{"cniVersion":"1.0.0","interfaces":[{"name":"br0"}],"ips":[{"interface":0,"address":"10.2.0.1/24"}]}`, "[]"},

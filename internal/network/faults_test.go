@@ -225,7 +225,8 @@ func TestFailPoints(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = failpoint.Arm(name, "") })
 	}
-	for _, name := range []string{"network.setup.netns", "network.setup.add", "network.bridge.add.leased", "network.bridge.add.paired", "network.bridge.add.configured"} {
+	for _, name := range []string{"network.setup.netns", "network.setup.add", "network.bridge.add.leased", "network.bridge.add.paired",
+		"network.bridge.add.configured"} {
 		arm(name, "1*error(made to fail)")
 		if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); err == nil || !strings.Contains(err.Error(), "made to fail") {
 			t.Errorf("Setup with fail point %s = %v, want its error", name, err)

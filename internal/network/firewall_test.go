@@ -178,7 +178,8 @@ func TestRulesComeBack(t *testing.T) {
 			}
 			joinWorld(t, n)
 			web := Attachment{ID: "web", PortMappings: []PortMapping{
-				{HostPort: 18082, ContainerPort: 80}, {HostPort: 18083, ContainerPort: 80, HostIP: hostAddr}, {HostPort: 18084, ContainerPort: 84, Protocol: "udp"},
+				{HostPort: 18082, ContainerPort: 80}, {HostPort: 18083, ContainerPort: 80, HostIP: hostAddr},
+				{HostPort: 18084, ContainerPort: 84, Protocol: "udp"},
 			}}
 			r := n.setup(web)
 			n.serve(r.Netns, "0.0.0.0:80", "web")
@@ -206,7 +207,8 @@ func TestRulesComeBack(t *testing.T) {
 				flushes = flushes[:1]
 			}
 			if conf == "" {
-				flushes = append(flushes, "iptables -F FORWARD", "iptables -F", "iptables -t nat -F "+masq, "iptables -t nat -I "+masq+" -s 192.0.2.77", "iptables -t nat -D "+masq+" 1; iptables -t nat -D "+masq+" 2")
+				flushes = append(flushes, "iptables -F FORWARD", "iptables -F", "iptables -t nat -F "+masq, "iptables -t nat -I "+masq+" -s 192.0.2.77",
+					"iptables -t nat -D "+masq+" 1; iptables -t nat -D "+masq+" 2")
 			} else {
 				flushes[1] = "nft flush ruleset"
 			}
@@ -221,7 +223,8 @@ func TestRulesComeBack(t *testing.T) {
 				eventually(t, 9*time.Second, "all rules after "+flush, complete)
 			}
 			n.teardown(web)
-			if rules, err := iptables.Save(t.Context(), iptables.V4); err != nil || len(rules[iptables.NAT].Rules[own])+len(rules[iptables.NAT].Rules["CNI-HOSTPORT-DNAT"]) > 0 {
+			if rules, err := iptables.Save(t.Context(), iptables.V4); err != nil ||
+				len(rules[iptables.NAT].Rules[own])+len(rules[iptables.NAT].Rules["CNI-HOSTPORT-DNAT"]) > 0 {
 				t.Errorf("rules left: %v, %v", rules, err)
 			}
 		})
@@ -313,7 +316,8 @@ func TestRulesOfPodsThatCannotGo(t *testing.T) {
 	n := newNode(t, nil)
 	gate := filepath.Join(t.TempDir(), "gate")
 	n.plugin("fault", "stdin=$(cat)\n[ $CNI_COMMAND = DEL ] && [ ! -e "+gate+" ] && exit 1\n[ $CNI_COMMAND = ADD ] || exit 0"+passOn)
-	n.configure("10.conflist", `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"`+n.cfg.Default.Bridge+`","isGateway":true,
+	n.configure("10.conflist",
+		`{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"`+n.cfg.Default.Bridge+`","isGateway":true,
 		"ipam":{"type":"host-local","dataDir":"`+n.leasesDir()+`","ranges":[[{"subnet":"10.93.4.0/24"}]]}},
 		{"type":"fault"},{"type":"portmap","capabilities":{"portMappings":true}}]}`)
 	web := Attachment{ID: "web", PortMappings: []PortMapping{{HostPort: 18099, ContainerPort: 80}}}
@@ -348,17 +352,19 @@ func TestForwardingBlocked(t *testing.T) {
 		"  ct state established,related accept\n  RULE\n  reject with icmpx type admin-prohibited\n }\n}\nEND"
 	const plugin = `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","bridge":"foreign0","ipam":{"type":"host-local","subnet":"10.93.3.0/24"}}]}`
 	for name, c := range map[string]struct{ conf, host, want string }{
-		"nothing":                     {},
-		"firewalld":                   {host: firewalld, want: "firewall-cmd --permanent --zone=trusted --add-source=10.93.3.0/24"},
-		"firewalld with the subnet":   {host: strings.ReplaceAll(firewalld, "RULE", "ip saddr 10.93.3.0/24 accept")},
-		"firewalld with more":         {host: strings.ReplaceAll(firewalld, "RULE", "ip saddr { 10.93.0.0/16, 192.0.2.7 } accept")},
-		"policy of nftables":          {host: "nft add table inet filter; nft add chain inet filter forward '{ type filter hook forward priority 0; policy drop; }'", want: "nft insert rule inet filter forward ip saddr 10.93.3.0/24 accept"},
-		"policy of the other family":  {host: "nft add table ip6 own; nft add chain ip6 own forward '{ type filter hook forward priority 0; policy drop; }'"},
-		"rules that only nft shows":   {host: "nft add table ip filter; nft add chain ip filter FORWARD '{ type filter hook forward priority 0; }'; nft add rule ip filter FORWARD ct state vmap '{ established : accept, invalid : drop }'", want: "only nft can show"},
-		"Docker, other CNI":           {conf: plugin, host: "iptables -P FORWARD DROP; iptables -N DOCKER; iptables -A FORWARD -j DOCKER; iptables -A DOCKER -i docker0 -j ACCEPT; iptables -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", want: "add the plugin firewall"},
+		"nothing":                    {},
+		"firewalld":                  {host: firewalld, want: "firewall-cmd --permanent --zone=trusted --add-source=10.93.3.0/24"},
+		"firewalld with the subnet":  {host: strings.ReplaceAll(firewalld, "RULE", "ip saddr 10.93.3.0/24 accept")},
+		"firewalld with more":        {host: strings.ReplaceAll(firewalld, "RULE", "ip saddr { 10.93.0.0/16, 192.0.2.7 } accept")},
+		"policy of nftables":         {host: "nft add table inet filter; nft add chain inet filter forward '{ type filter hook forward priority 0; policy drop; }'", want: "nft insert rule inet filter forward ip saddr 10.93.3.0/24 accept"},
+		"policy of the other family": {host: "nft add table ip6 own; nft add chain ip6 own forward '{ type filter hook forward priority 0; policy drop; }'"},
+		"rules that only nft shows":  {host: "nft add table ip filter; nft add chain ip filter FORWARD '{ type filter hook forward priority 0; }'; nft add rule ip filter FORWARD ct state vmap '{ established : accept, invalid : drop }'", want: "only nft can show"},
+		"Docker, other CNI": {conf: plugin,
+			host: "iptables -P FORWARD DROP; iptables -N DOCKER; iptables -A FORWARD -j DOCKER; iptables -A DOCKER -i docker0 -j ACCEPT; iptables -A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", want: "add the plugin firewall"},
 		"Docker with iptables-legacy": {host: "iptables-legacy -P FORWARD DROP", want: "iptables-legacy -I FORWARD -s SUBNET -j ACCEPT"},
 		"final reject, other CNI":     {conf: plugin, host: "iptables -A FORWARD -j REJECT", want: "add the plugin firewall"},
-		"Docker, CNI that accepts":    {conf: plugin, host: "iptables -P FORWARD DROP; iptables -N F; iptables -A FORWARD -j F; iptables -A F -s 10.93.0.0/16 -j ACCEPT"},
+		"Docker, CNI that accepts": {conf: plugin,
+			host: "iptables -P FORWARD DROP; iptables -N F; iptables -A FORWARD -j F; iptables -A F -s 10.93.0.0/16 -j ACCEPT"},
 		"Docker, bridge that accepts": {conf: plugin, host: "iptables -P FORWARD DROP; iptables -A FORWARD -i foreign0 -j ACCEPT"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -49,9 +49,11 @@ func (m *Manager) forwarding(ctx context.Context, now tables) error {
 		if err != nil {
 			problems = append(problems, err)
 		}
-		if filter := legacy[iptables.Filter]; dropsForwarded(filter) && !reflect.DeepEqual(filter, saved[iptables.Filter]) && !c.accepted(filter, subnets) {
-			problems = append(problems, fmt.Errorf("chain FORWARD of %[1]s-legacy drops what it does not know, and rules of %[1]s cannot overrule it: "+
-				"%[1]s-legacy -I FORWARD -s SUBNET -j ACCEPT, and the same with -d, for the pods of %[2]s", family, c.source))
+		if filter := legacy[iptables.Filter]; dropsForwarded(filter) && !reflect.DeepEqual(filter, saved[iptables.Filter]) &&
+			!c.accepted(filter, subnets) {
+			problems = append(problems,
+				fmt.Errorf("chain FORWARD of %[1]s-legacy drops what it does not know, and rules of %[1]s cannot overrule it: "+
+					"%[1]s-legacy -I FORWARD -s SUBNET -j ACCEPT, and the same with -d, for the pods of %[2]s", family, c.source))
 		}
 		if filter := saved[iptables.Filter]; !c.embedded() && dropsForwarded(filter) && !c.accepted(filter, subnets) {
 			problems = append(problems, fmt.Errorf("chain FORWARD of %s drops what it does not know, and no rule accepts the pods of %s: "+

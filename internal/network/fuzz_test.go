@@ -47,7 +47,8 @@ func FuzzResult(f *testing.F) {
 // FuzzConfiguration checks that any configuration file leads to an error or to a chain that a record can store.
 func FuzzConfiguration(f *testing.F) {
 	f.Add([]byte(`{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}`), true)
-	f.Add([]byte(`{"cniVersions":["0.4.0","1.1.0"],"name":"n","disableCheck":"true","plugins":[{"type":"x","capabilities":{"a":true}}]}`), true)
+	f.Add([]byte(`{"cniVersions":["0.4.0","1.1.0"],"name":"n","disableCheck":"true","plugins":[{"type":"x","capabilities":{"a":true}}]}`),
+		true)
 	f.Add([]byte(`{"name":"n","type":"bridge"}`), false)
 	f.Fuzz(func(t *testing.T, data []byte, list bool) {
 		file := filepath.Join(t.TempDir(), "10.conf")

@@ -23,7 +23,8 @@ func TestHostProcess(t *testing.T) {
 		t.Cleanup(func() { l.Close() })
 		return int32(l.Addr().(*net.TCPAddr).Port)
 	}
-	loopback, everywhere, six, datagrams := listen("tcp", "127.0.0.1:0"), listen("tcp", ":0"), listen("tcp6", "[::1]:0"), listen("udp", "127.0.0.1:0")
+	loopback, everywhere, six, datagrams := listen("tcp", "127.0.0.1:0"), listen("tcp", ":0"), listen("tcp6", "[::1]:0"),
+		listen("udp", "127.0.0.1:0")
 	client, err := net.Dial("tcp", listener(t).Addr().String())
 	if err != nil {
 		t.Fatal(err)

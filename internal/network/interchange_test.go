@@ -266,7 +266,8 @@ func (n *node) describe(b *strings.Builder, netns, name string, skip ...string) 
 			return err
 		}
 		a := link.Attrs()
-		fmt.Fprintf(b, "%s: %s mtu %d flags %s promisc %d allmulti %d state %s alias %q\n", name, link.Type(), a.MTU, a.Flags, a.Promisc, a.Allmulti, a.OperState, a.Alias)
+		fmt.Fprintf(b, "%s: %s mtu %d flags %s promisc %d allmulti %d state %s alias %q\n", name, link.Type(), a.MTU, a.Flags, a.Promisc,
+			a.Allmulti, a.OperState, a.Alias)
 		if a.MasterIndex != 0 {
 			port, err := h.LinkGetProtinfo(link)
 			if err != nil {
@@ -304,7 +305,9 @@ func writeAddresses(b *strings.Builder, h *netlink.Handle, link netlink.Link) er
 			if r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() { // these routes come and go with the carrier
 				continue
 			}
-			lines = append(lines, fmt.Sprintf("%s: route %s by %s from %s scope %d protocol %d priority %d table %d\n", link.Attrs().Name, r.Dst, r.Gw, r.Src, r.Scope, r.Protocol, r.Priority, r.Table))
+			lines = append(lines,
+				fmt.Sprintf("%s: route %s by %s from %s scope %d protocol %d priority %d table %d\n", link.Attrs().Name, r.Dst, r.Gw, r.Src, r.Scope,
+					r.Protocol, r.Priority, r.Table))
 		}
 		slices.Sort(lines)
 		b.WriteString(strings.Join(lines, ""))

@@ -376,7 +376,8 @@ func TestUpdatePodCIDR(t *testing.T) {
 			t.Errorf("%s gets %q, %v from the old pod, want \"old\"", from, got, err)
 		}
 	}
-	if len(r.IPs) != 2 || !netip.MustParsePrefix("10.91.7.0/24").Contains(r.IPs[0]) || !netip.MustParsePrefix("fd00:92::/64").Contains(r.IPs[1]) {
+	if len(r.IPs) != 2 || !netip.MustParsePrefix("10.91.7.0/24").Contains(r.IPs[0]) ||
+		!netip.MustParsePrefix("fd00:92::/64").Contains(r.IPs[1]) {
 		t.Errorf("IPs = %v, want one of each subnet of the new pod CIDR; the old pod has %v", r.IPs, old.IPs)
 	}
 	for _, bad := range []string{"10.0.0.0", "10.0.0.0/31", "10.0.0.0/8,10.1.0.0/16", "10.0.0.0/8,"} {
@@ -423,7 +424,8 @@ func TestStats(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(after) != 1 || after[0].Name != "eth0" || after[0].TxBytes-before[0].TxBytes < 100_000 || after[0].RxPackets <= before[0].RxPackets {
+	if len(after) != 1 || after[0].Name != "eth0" || after[0].TxBytes-before[0].TxBytes < 100_000 ||
+		after[0].RxPackets <= before[0].RxPackets {
 		t.Errorf("counters of eth0 went from %+v to %+v, want at least 100000 bytes more sent and more packets received", before, after)
 	}
 	n.teardown(Attachment{ID: "pod"})

@@ -49,7 +49,8 @@ func TestReleaseInBatches(t *testing.T) {
 		if err := removeNetns(n.netnsPath("pod-0")); err != nil {
 			t.Fatal(err)
 		}
-		if err := inNetns(n.netnsPath("pod-1"), func() error { return netlink.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}) }); err != nil {
+		if err := inNetns(n.netnsPath("pod-1"),
+			func() error { return netlink.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}) }); err != nil {
 			t.Fatal(err)
 		}
 		release()

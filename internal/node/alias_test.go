@@ -55,7 +55,8 @@ func TestAliases(t *testing.T) {
 // TestInvalidAliases: an alias must refer to a backend and must not have a backend's name.
 func TestInvalidAliases(t *testing.T) {
 	for _, aliases := range []map[string]string{{"runc": "nowhere"}, {"wasm": "linux"}, {"a": "b", "b": "linux"}} {
-		if _, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) { c.Aliases = aliases }); !errdefs.IsInvalidArgument(err) {
+		if _, err := openConfig(t.TempDir(),
+			func(c *node.Config, _ map[string]*fake.Backend) { c.Aliases = aliases }); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("open with the aliases %v: got error %v, want invalid argument", aliases, err)
 		}
 	}

@@ -24,7 +24,8 @@ func (channeling) Channels(_ context.Context, _ *sandbox.Pod, c *sandbox.Contain
 }
 
 func TestChannels(t *testing.T) {
-	b := openWith(t, t.TempDir(), "wasm", sandbox.Capabilities{MaxContainers: 1}, func(f *fake.Backend) sandbox.Backend { return channeling{f} })
+	b := openWith(t, t.TempDir(), "wasm", sandbox.Capabilities{MaxContainers: 1},
+		func(f *fake.Backend) sandbox.Backend { return channeling{f} })
 	ctx := t.Context()
 	pod := b.run(t, "wasm", podConfig("p"))
 	id := b.create(t, pod, containerConfig("c"))

@@ -70,7 +70,8 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	case verdict == Idempotent && sameParameters(existing.requested(), config):
 		return existing.ID, nil
 	case verdict == Idempotent:
-		return "", fmt.Errorf("CreateContainer: container %s of pod %s exists with other parameters: %w", existing.ID, p.id, errdefs.ErrAlreadyExists)
+		return "", fmt.Errorf("CreateContainer: container %s of pod %s exists with other parameters: %w", existing.ID, p.id,
+			errdefs.ErrAlreadyExists)
 	case verdict == Refused:
 		return "", refusal(rec.unit, p.id, state, CreateContainer)
 	}

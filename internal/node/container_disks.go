@@ -39,10 +39,12 @@ func (n *Node) changeDisks(ctx context.Context, id string, change diskChange) er
 		}
 		backend, ok := p.backendOf(c).(sandbox.DiskAttacher)
 		if !ok {
-			return fmt.Errorf("a %q container cannot get or lose disks while it runs; only disk machines (handler vm) can: %w", rec.handlerOf(c), errdefs.ErrNotImplemented)
+			return fmt.Errorf("a %q container cannot get or lose disks while it runs; only disk machines (handler vm) can: %w", rec.handlerOf(c),
+				errdefs.ErrNotImplemented)
 		}
 		if state != Running {
-			return fmt.Errorf("%s: container %s is %s; only running ones get or lose disks: %w", intentUpdate, id, state, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("%s: container %s is %s; only running ones get or lose disks: %w", intentUpdate, id, state,
+				errdefs.ErrFailedPrecondition)
 		}
 		return n.attempt(intentUpdate, func() error { return change(ctx, backend, rec.sandboxPod(), c.sandboxContainer()) })
 	})

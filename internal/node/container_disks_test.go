@@ -18,7 +18,8 @@ func TestDisks(t *testing.T) {
 		t.Errorf("AttachDisk of a created container: got error %v, want ErrFailedPrecondition", err)
 	}
 	must(t, b.StartContainer(t.Context(), id))
-	if err := b.AttachDisk(t.Context(), id, disk); err == nil || !strings.Contains(err.Error(), "asked for {Name:d Path:/dev/d ReadOnly:true} of ") {
+	if err := b.AttachDisk(t.Context(), id, disk); err == nil ||
+		!strings.Contains(err.Error(), "asked for {Name:d Path:/dev/d ReadOnly:true} of ") {
 		t.Errorf("AttachDisk: got error %v, want the backend's", err)
 	}
 	if err := b.DetachDisk(t.Context(), id, "d"); err == nil || !strings.Contains(err.Error(), "asked to detach d of ") {

@@ -49,7 +49,8 @@ func (p *livePod) updateContainer(ctx context.Context, id string, asked *runtime
 		return err
 	}
 	if state != Created && state != Running {
-		return fmt.Errorf("%s: container %s is %s; only created and running ones can be changed: %w", intentUpdate, id, state, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s: container %s is %s; only created and running ones can be changed: %w", intentUpdate, id, state,
+			errdefs.ErrFailedPrecondition)
 	}
 	updater, ok := p.backendOf(old).(sandbox.Updater)
 	if !ok {

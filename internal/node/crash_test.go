@@ -53,7 +53,8 @@ func crashScript(ctx context.Context, dir string) error {
 		}
 		again := containerConfig("c")
 		again.Metadata.Attempt = 1
-		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.UpdateSandbox(ctx, pod, nil, nil), b.StopContainer(ctx, id, 0))
+		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.UpdateSandbox(ctx, pod, nil, nil),
+			b.StopContainer(ctx, id, 0))
 		if id, createErr := b.CreateContainer(ctx, pod, again); createErr == nil { // for a unit pod, after the first attempt is retained
 			err = errors.Join(err, b.StartContainer(ctx, id), b.StopContainer(ctx, id, 0), b.RemoveContainer(ctx, id))
 		} else {

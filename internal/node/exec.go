@@ -118,7 +118,8 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 			return nil, notFound("container", containerID)
 		}
 		c, handler = record.sandboxContainer(), rec.handlerOf(record)
-		about = map[string]any{"sandboxID": rec.ID, "handler": handler, "state": record.State, "pid": record.Pid, "imageID": record.ImageID, "intent": record.Intent, "config": record.Config}
+		about = map[string]any{"sandboxID": rec.ID, "handler": handler, "state": record.State, "pid": record.Pid, "imageID": record.ImageID,
+			"intent": record.Intent, "config": record.Config}
 	}
 	if containerID == "" && rec.Netns != "" {
 		result, err := n.Network.CNIResult(rec.ID)

@@ -73,7 +73,8 @@ func TestForeignContainers(t *testing.T) {
 			t.Errorf("state of %s after a restart: got %s, want %s", id, got, want)
 		}
 	}
-	must(t, b.StopContainer(t.Context(), component, time.Second), b.RemoveContainer(t.Context(), component), b.StopSandbox(t.Context(), pod), b.RemoveSandbox(t.Context(), pod))
+	must(t, b.StopContainer(t.Context(), component, time.Second), b.RemoveContainer(t.Context(), component), b.StopSandbox(t.Context(), pod),
+		b.RemoveSandbox(t.Context(), pod))
 	if left := b.residue(t); len(left) > 0 {
 		t.Errorf("residue: got %v, want none", left)
 	}
@@ -95,7 +96,8 @@ func TestForeignContainersWaitForBothBackends(t *testing.T) {
 			})
 			must(t, err)
 			t.Cleanup(b.close)
-			for what, err := range map[string]error{"stop": b.StopContainer(t.Context(), component, 0), "stop the pod": b.StopSandbox(t.Context(), pod)} {
+			for what, err := range map[string]error{"stop": b.StopContainer(t.Context(), component, 0),
+				"stop the pod": b.StopSandbox(t.Context(), pod)} {
 				if !errdefs.IsUnavailable(err) {
 					t.Errorf("%s while %s has not recovered: got error %v, want unavailable", what, late, err)
 				}
@@ -177,7 +179,8 @@ func TestNodeWithoutComponents(t *testing.T) {
 		t.Errorf("creation of a foreign container without its backend: got error %v, want not implemented", err)
 	}
 	must(t, b.RemoveSandbox(t.Context(), other))
-	if _, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) { c.ComponentHandler = "vm" }); !errdefs.IsInvalidArgument(err) {
+	if _, err := openConfig(t.TempDir(),
+		func(c *node.Config, _ map[string]*fake.Backend) { c.ComponentHandler = "vm" }); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("a handler without foreign containers: got error %v, want invalid argument", err)
 	}
 }

@@ -39,7 +39,8 @@ type Hooks interface {
 	StartContainer(ctx context.Context, p *Pod, c *Container) error
 	StartedContainer(ctx context.Context, p *Pod, c *Container)
 	// UpdateContainer returns the resources that replace the requested ones.
-	UpdateContainer(ctx context.Context, p *Pod, c *Container, change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error)
+	UpdateContainer(ctx context.Context, p *Pod, c *Container,
+		change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error)
 	UpdatedContainer(ctx context.Context, p *Pod, c *Container)
 	// StopContainer is called after the container has ended, for whatever reason. Repeated calls have no effect.
 	StopContainer(ctx context.Context, p *Pod, c *Container)
@@ -65,7 +66,8 @@ func (noHooks) StartedContainer(context.Context, *Pod, *Container)              
 func (noHooks) UpdatedContainer(context.Context, *Pod, *Container)                   {}
 func (noHooks) StopContainer(context.Context, *Pod, *Container)                      {}
 func (noHooks) RemoveContainer(context.Context, *Pod, *Container)                    {}
-func (noHooks) UpdateContainer(_ context.Context, _ *Pod, _ *Container, change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
+func (noHooks) UpdateContainer(_ context.Context, _ *Pod, _ *Container,
+	change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
 	return change, nil
 }
 

@@ -81,7 +81,8 @@ func (h *hooks) StopContainer(context.Context, *node.Pod, *node.Container)    { 
 func (h *hooks) RemoveContainer(context.Context, *node.Pod, *node.Container)  { _ = h.call("Remove") }
 
 // UpdateContainer replaces the requested CPU shares.
-func (h *hooks) UpdateContainer(_ context.Context, _ *node.Pod, _ *node.Container, change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
+func (h *hooks) UpdateContainer(_ context.Context, _ *node.Pod, _ *node.Container,
+	change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
 	change = proto.CloneOf(change)
 	if change != nil {
 		change.CpuShares = 77
@@ -134,7 +135,8 @@ func TestHooksInOrder(t *testing.T) {
 			want("UpdatePod UpdatedPod")
 			must(t, b.RemoveSandbox(ctx, pod))
 			got := strings.Fields(h.take())
-			if first := slices.Compact(slices.DeleteFunc(got, func(s string) bool { return s == "Stop" })); !slices.Equal(first, []string{"StopPod", "Remove", "RemovePod"}) {
+			if first := slices.Compact(slices.DeleteFunc(got, func(s string) bool { return s == "Stop" })); !slices.Equal(first,
+				[]string{"StopPod", "Remove", "RemovePod"}) {
 				t.Errorf("hooks of the removal: got %q, want StopPod, Remove and RemovePod, besides Stop", first)
 			}
 		})
@@ -192,15 +194,18 @@ func TestRefusedByHook(t *testing.T) {
 	}
 	id := b.create(t, pod, containerConfig("c"))
 	refuse("Start", func() error { return b.StartContainer(ctx, id) })
-	must(t, b.StartContainer(ctx, b.create(t, pod, func() *runtimeapi.ContainerConfig { c := containerConfig("c"); c.Metadata.Attempt = 1; return c }())))
+	must(t, b.StartContainer(ctx,
+		b.create(t, pod, func() *runtimeapi.ContainerConfig { c := containerConfig("c"); c.Metadata.Attempt = 1; return c }())))
 	id = b.create(t, pod, containerConfig("d"))
 	must(t, b.StartContainer(ctx, id))
 	refuse("Update", func() error { return b.UpdateContainer(ctx, id, &runtimeapi.LinuxContainerResources{CpuShares: 5}) })
 	refuse("UpdatePod", func() error { return b.UpdateSandbox(ctx, pod, &runtimeapi.LinuxContainerResources{CpuShares: 5}, nil) })
 	p, err := b.Pod(pod)
 	must(t, err)
-	if c, _, err := b.Container(id); err != nil || c.Config.GetLinux().GetResources().GetCpuShares() != 0 || p.Config.GetLinux().GetResources().GetCpuShares() != 0 {
+	if c, _, err := b.Container(id); err != nil || c.Config.GetLinux().GetResources().GetCpuShares() != 0 ||
+		p.Config.GetLinux().GetResources().GetCpuShares() != 0 {
 		t.Errorf("after refused updates: got container %v and pod %v, error %v; want no shares", c.Config.GetLinux(), p.Config.GetLinux(), err)
 	}
-	must(t, b.UpdateContainer(ctx, id, &runtimeapi.LinuxContainerResources{CpuShares: 5}), b.UpdateSandbox(ctx, pod, &runtimeapi.LinuxContainerResources{CpuShares: 5}, nil))
+	must(t, b.UpdateContainer(ctx, id, &runtimeapi.LinuxContainerResources{CpuShares: 5}),
+		b.UpdateSandbox(ctx, pod, &runtimeapi.LinuxContainerResources{CpuShares: 5}, nil))
 }

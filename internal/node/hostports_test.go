@@ -54,7 +54,8 @@ func TestHostPortsOfPods(t *testing.T) {
 	b = b.reopen(t)
 	holder := "pod default/first (ID " + id + ")"
 	b.wantTaken(t, "", podAt("same", false, &runtimeapi.PortMapping{HostPort: 12100, ContainerPort: 81}), holder)
-	b.wantTaken(t, "", podAt("at one address", false, &runtimeapi.PortMapping{HostIp: "192.0.2.1", HostPort: 12100, ContainerPort: 80}), holder)
+	b.wantTaken(t, "", podAt("at one address", false, &runtimeapi.PortMapping{HostIp: "192.0.2.1", HostPort: 12100, ContainerPort: 80}),
+		holder)
 	b.wantTaken(t, "", podAt("at all addresses", false, &runtimeapi.PortMapping{HostIp: "::", HostPort: 12100, ContainerPort: 80}), holder)
 	b.wantTaken(t, "vm", podAt("machine", false, &runtimeapi.PortMapping{HostPort: 12100, ContainerPort: 80}), holder)
 	b.wantTaken(t, "wasm", podAt("component", false, &runtimeapi.PortMapping{HostPort: 12100, ContainerPort: 80}), holder)
@@ -69,7 +70,8 @@ func TestHostPortsOfPods(t *testing.T) {
 	} {
 		b.run(t, "", free)
 	}
-	b.wantTaken(t, "", podAt("port of the host network", false, &runtimeapi.PortMapping{HostPort: 12103, ContainerPort: 80}), "default/on the host 2")
+	b.wantTaken(t, "", podAt("port of the host network", false, &runtimeapi.PortMapping{HostPort: 12103, ContainerPort: 80}),
+		"default/on the host 2")
 
 	if err := b.StopSandbox(context.Background(), id); err != nil {
 		t.Fatal(err)
@@ -107,7 +109,8 @@ func TestHostPortRace(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() {
-			_, _ = b.RunSandbox(context.Background(), podAt(strconv.Itoa(i), i%2 == 0, &runtimeapi.PortMapping{HostPort: 12104, ContainerPort: 12104}), "")
+			_, _ = b.RunSandbox(context.Background(),
+				podAt(strconv.Itoa(i), i%2 == 0, &runtimeapi.PortMapping{HostPort: 12104, ContainerPort: 12104}), "")
 		})
 	}
 	all.Wait()

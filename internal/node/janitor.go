@@ -142,7 +142,8 @@ func (n *Node) Leftovers() error {
 	if why == nil {
 		why = fmt.Errorf("the first attempt has not ended: %w", errdefs.ErrUnavailable)
 	}
-	return fmt.Errorf("%d could not be cleaned up yet; the oldest is %s, since %s: %w", count, name, oldest.since.UTC().Format(time.RFC3339), why)
+	return fmt.Errorf("%d could not be cleaned up yet; the oldest is %s, since %s: %w", count, name, oldest.since.UTC().Format(time.RFC3339),
+		why)
 }
 
 // inBackground calls finish, a function that settle has returned, in the background. If finish fails, the janitor

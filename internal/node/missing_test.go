@@ -25,7 +25,8 @@ func TestMissingHandler(t *testing.T) {
 	must(t, err)
 	t.Cleanup(b.close)
 	for _, handler := range []string{"", "linux", "runc"} {
-		if _, err := b.RunSandbox(t.Context(), podConfig("new"), handler); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "no OCI runtime") {
+		if _, err := b.RunSandbox(t.Context(), podConfig("new"), handler); !errdefs.IsFailedPrecondition(err) ||
+			!strings.Contains(err.Error(), "no OCI runtime") {
 			t.Errorf("RunSandbox with the handler %q: got error %v, want failed precondition and the reason", handler, err)
 		}
 	}

@@ -46,7 +46,8 @@ func (c Component) validate() error {
 		return fmt.Errorf("component domain %q is neither a lower-case DNS name nor 32 hex digits: %w", c.Domain, errdefs.ErrInvalidArgument)
 	}
 	if len(c.Server) > maxServer || !serverPattern().MatchString(c.Server) {
-		return fmt.Errorf("component server %q is neither a dotted identifier nor a DNS label of up to %d characters: %w", c.Server, maxServer, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("component server %q is neither a dotted identifier nor a DNS label of up to %d characters: %w", c.Server, maxServer,
+			errdefs.ErrInvalidArgument)
 	}
 	if _, err := semver.StrictNewVersion(c.Version); err != nil || len(c.Version) > maxVersion {
 		return fmt.Errorf("component version %q is not SemVer 2.0 of up to %d characters: %w", c.Version, maxVersion, errdefs.ErrInvalidArgument)
@@ -64,7 +65,8 @@ func ComponentFromLabels(labels map[string]string, prefix string) (c Component, 
 		return Component{}, false, nil
 	}
 	if !d || !s || !v {
-		return Component{}, false, fmt.Errorf("labels %[1]sdomain, %[1]sserver and %[1]sversion must be set together: %[2]w", prefix, errdefs.ErrInvalidArgument)
+		return Component{}, false,
+			fmt.Errorf("labels %[1]sdomain, %[1]sserver and %[1]sversion must be set together: %[2]w", prefix, errdefs.ErrInvalidArgument)
 	}
 	c = Component{Domain: domain, Server: server, Version: strings.Replace(version, "_", "+", 1)}
 	return c, true, c.validate()

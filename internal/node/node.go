@@ -132,11 +132,13 @@ func (c *Config) setDefaults() error {
 		return fmt.Errorf("the default handler %q has no backend: %w", c.DefaultHandler, errdefs.ErrInvalidArgument)
 	}
 	if b := c.Backends[c.ComponentHandler]; b != nil && !b.Capabilities().ForeignPods {
-		return fmt.Errorf("the handler %q has no backend for containers in other handlers' pods: %w", c.ComponentHandler, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the handler %q has no backend for containers in other handlers' pods: %w", c.ComponentHandler,
+			errdefs.ErrInvalidArgument)
 	}
 	for alias, handler := range c.Aliases {
 		if c.Backends[handler] == nil || c.Backends[alias] != nil {
-			return fmt.Errorf("alias %q of %q: the alias must not be a backend's name, and its target must be one: %w", alias, handler, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("alias %q of %q: the alias must not be a backend's name, and its target must be one: %w", alias, handler,
+				errdefs.ErrInvalidArgument)
 		}
 	}
 	return nil

@@ -64,7 +64,8 @@ func openConfig(dir string, change func(c *node.Config, fakes map[string]*fake.B
 		return nil, err
 	}
 	backends := map[string]sandbox.Backend{}
-	for handler, caps := range map[string]sandbox.Capabilities{"linux": {HostNetwork: true}, "wasm": {MaxContainers: 1, Components: true, ForeignPods: true}, "vm": {MaxContainers: 1}} {
+	for handler, caps := range map[string]sandbox.Capabilities{"linux": {HostNetwork: true},
+		"wasm": {MaxContainers: 1, Components: true, ForeignPods: true}, "vm": {MaxContainers: 1}} {
 		f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: caps})
 		if err != nil {
 			return nil, err
@@ -207,7 +208,8 @@ func TestLifeOfAPodWithManyContainers(t *testing.T) {
 		who := map[string]string{pod: "pod", one: "one", two: "two"}[e.ContainerID]
 		got = append(got, who+" "+e.Type.String()[len("CONTAINER_"):])
 	}
-	want := []string{"pod CREATED_EVENT", "pod STARTED_EVENT", "one CREATED_EVENT", "two CREATED_EVENT", "one STARTED_EVENT", "two STARTED_EVENT",
+	want := []string{"pod CREATED_EVENT", "pod STARTED_EVENT", "one CREATED_EVENT", "two CREATED_EVENT", "one STARTED_EVENT",
+		"two STARTED_EVENT",
 		"two STOPPED_EVENT", "one STOPPED_EVENT", "one DELETED_EVENT", "pod STOPPED_EVENT", "two DELETED_EVENT", "pod DELETED_EVENT"}
 	if !slices.Equal(got, want) {
 		t.Errorf("events: got  %v\nwant %v", got, want)
@@ -552,12 +554,14 @@ func TestUpdateContainerMergesResources(t *testing.T) {
 	}}
 	id := b.create(t, pod, config)
 	must(t, b.UpdateContainer(t.Context(), id, &runtimeapi.LinuxContainerResources{
-		MemoryLimitInBytes: 2 << 20, HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 2}}, Unified: map[string]string{"a": "b"},
+		MemoryLimitInBytes: 2 << 20, HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 2}},
+		Unified: map[string]string{"a": "b"},
 	}))
 	c, _, err := b.reopen(t).Container(id)
 	must(t, err)
 	r := c.Config.Linux.Resources
-	if r.CpuShares != 512 || r.MemoryLimitInBytes != 2<<20 || len(r.HugepageLimits) != 2 || r.HugepageLimits[1].PageSize != "2MB" || r.HugepageLimits[1].Limit != 2 || r.Unified["a"] != "b" {
+	if r.CpuShares != 512 || r.MemoryLimitInBytes != 2<<20 || len(r.HugepageLimits) != 2 || r.HugepageLimits[1].PageSize != "2MB" ||
+		r.HugepageLimits[1].Limit != 2 || r.Unified["a"] != "b" {
 		t.Errorf("resources after the update: got %v", r)
 	}
 }
@@ -597,7 +601,8 @@ func openWith(t *testing.T, dir, handler string, caps sandbox.Capabilities, wrap
 	b := &bench{dir: dir, store: records, network: &fake.Network{Dir: filepath.Join(dir, "network")}}
 	must(t, os.MkdirAll(b.network.Dir, 0o700))
 	b.Node, err = node.Open(t.Context(), node.Config{
-		Store: records, Backends: map[string]sandbox.Backend{handler: wrap(f)}, DefaultHandler: handler, Network: b.network, Images: fake.Images{},
+		Store: records, Backends: map[string]sandbox.Backend{handler: wrap(f)}, DefaultHandler: handler, Network: b.network,
+		Images: fake.Images{},
 	})
 	must(t, err)
 	t.Cleanup(b.close)

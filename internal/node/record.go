@@ -336,8 +336,9 @@ func encodePod(p *Pod) ([]byte, error) {
 		return nil, fmt.Errorf("encode pod %s: %w", p.ID, err)
 	}
 	r := podRecord{
-		Version: versionOf(p), ID: p.ID, Handler: p.Handler, Alias: p.Alias, Component: p.Component, Unit: p.unit, Config: config, NodeIDs: p.NodeIDs,
-		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent, Resizing: p.Resizing, Attempts: p.Attempts,
+		Version: versionOf(p), ID: p.ID, Handler: p.Handler, Alias: p.Alias, Component: p.Component, Unit: p.unit, Config: config,
+		NodeIDs: p.NodeIDs,
+		State:   p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent, Resizing: p.Resizing, Attempts: p.Attempts,
 	}
 	if r.Containers, err = encodeContainers(p.Containers); err != nil {
 		return nil, err
@@ -400,11 +401,13 @@ func decodePod(raw []byte) (*Pod, error) {
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	if r.Version < 1 || r.Version > recordVersion {
-		return nil, fmt.Errorf("record version %d is not 1 to %d: start the version of tripod that wrote it: %w", r.Version, recordVersion, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("record version %d is not 1 to %d: start the version of tripod that wrote it: %w", r.Version, recordVersion,
+			errdefs.ErrFailedPrecondition)
 	}
 	p := &Pod{
 		ID: r.ID, Handler: r.Handler, Alias: r.Alias, Component: r.Component, unit: r.Unit, Config: &runtimeapi.PodSandboxConfig{},
-		NodeIDs: r.NodeIDs, State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent, Resizing: r.Resizing, Attempts: r.Attempts,
+		NodeIDs: r.NodeIDs, State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent, Resizing: r.Resizing,
+		Attempts: r.Attempts,
 	}
 	err := proto.Unmarshal(r.Config, p.Config)
 	if err == nil {

@@ -15,7 +15,8 @@ import (
 
 func fullPod() *Pod {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
-	ended := &Container{ID: newID(), Config: &runtimeapi.ContainerConfig{}, State: Stopped, CreatedAt: at, FinishedAt: at, ExitCode: 4, unit: true}
+	ended := &Container{ID: newID(), Config: &runtimeapi.ContainerConfig{}, State: Stopped, CreatedAt: at, FinishedAt: at, ExitCode: 4,
+		unit: true}
 	return &Pod{
 		ID: newID(), Handler: "linux", Alias: "runc", Component: "example.com:a@1.0.0", unit: true, State: Initiated, Intent: StopPodSandbox,
 		Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Uid: "u"}},
@@ -23,8 +24,10 @@ func fullPod() *Pod {
 		Previous: []*Container{ended}, Attempts: 2,
 		Containers: []*Container{{
 			unit: true,
-			ID:   newID(), Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Envs: []*runtimeapi.KeyValue{{Key: "A", Value: []byte{0xff}}}},
-			ImageID: "sha256:1", ImageRef: "a@sha256:2", State: Stopped, CreatedAt: at, StartedAt: at, FinishedAt: at, ExitCode: 3, Reason: "Error", Message: "m", Pid: 7, Intent: RemoveContainer,
+			ID:   newID(), Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"},
+				Envs: []*runtimeapi.KeyValue{{Key: "A", Value: []byte{0xff}}}},
+			ImageID: "sha256:1", ImageRef: "a@sha256:2", State: Stopped, CreatedAt: at, StartedAt: at, FinishedAt: at, ExitCode: 3, Reason: "Error",
+			Message: "m", Pid: 7, Intent: RemoveContainer,
 			Resolved: sandbox.Resolved{
 				User:       &runtimeapi.ContainerUser{Linux: &runtimeapi.LinuxContainerUser{Uid: 1}},
 				Mounts:     []*runtimeapi.Mount{{ContainerPath: "/a"}, {ContainerPath: "/b"}},
@@ -74,7 +77,8 @@ func TestRecordsRoundTrip(t *testing.T) {
 func TestRecordsOfForeignContainers(t *testing.T) {
 	for handler, want := range map[string]int{"": 2, "wasm": 3} {
 		p := &Pod{ID: newID(), Handler: "linux", Config: &runtimeapi.PodSandboxConfig{}}
-		p.Containers = []*Container{{ID: newID(), Config: &runtimeapi.ContainerConfig{}}, {ID: newID(), Config: &runtimeapi.ContainerConfig{}, Handler: handler}}
+		p.Containers = []*Container{{ID: newID(), Config: &runtimeapi.ContainerConfig{}},
+			{ID: newID(), Config: &runtimeapi.ContainerConfig{}, Handler: handler}}
 		raw, err := encodePod(p)
 		if err != nil {
 			t.Fatal(err)
@@ -92,7 +96,8 @@ func TestRecordsOfForeignContainers(t *testing.T) {
 // TestUnitPodOfVersion1GetsAnAttemptID: its container had the pod's ID, which remains its ID in the backend.
 func TestUnitPodOfVersion1GetsAnAttemptID(t *testing.T) {
 	for _, unit := range []bool{true, false} {
-		raw, err := json.Marshal(podRecord{Version: 1, ID: newID(), Unit: unit, State: Initiated, Containers: []containerRecord{{ID: "c", State: Running}}})
+		raw, err := json.Marshal(podRecord{Version: 1, ID: newID(), Unit: unit, State: Initiated,
+			Containers: []containerRecord{{ID: "c", State: Running}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +107,8 @@ func TestUnitPodOfVersion1GetsAnAttemptID(t *testing.T) {
 		}
 		c := p.Containers[0]
 		if unit && (c.ID != p.attemptID(1) || c.ID == p.ID || c.sandboxContainer().ID != p.ID || p.attemptID(p.Attempts+1) == c.ID) {
-			t.Errorf("container of unit pod %s: got ID %s and backend ID %s, want an attempt's ID and the pod's", p.ID, c.ID, c.sandboxContainer().ID)
+			t.Errorf("container of unit pod %s: got ID %s and backend ID %s, want an attempt's ID and the pod's", p.ID, c.ID,
+				c.sandboxContainer().ID)
 		}
 		if !unit && (c.ID != "c" || c.sandboxContainer().ID != "c") {
 			t.Errorf("container of a pod of many: got ID %s and backend ID %s, want c", c.ID, c.sandboxContainer().ID)

@@ -189,7 +189,8 @@ func (p *livePod) reconcile(handler string, found sandbox.Found) {
 			}
 			now := found.Containers[c.backendID()]
 			if now.State == sandbox.StateRunning { // or it has ended since, which recordExit does not record for a start under way
-				if s, err := p.backendOf(c).Status(context.Background(), next.sandboxPod(), c.sandboxContainer()); err == nil && s.State == sandbox.StateExited {
+				if s, err := p.backendOf(c).Status(context.Background(), next.sandboxPod(), c.sandboxContainer()); err == nil &&
+					s.State == sandbox.StateExited {
 					now = s
 				}
 			}

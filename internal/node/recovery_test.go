@@ -383,7 +383,8 @@ func TestEndDuringRecovery(t *testing.T) {
 	started := make(chan error, 1)
 	go func() { started <- b.StartContainer(t.Context(), id) }()
 	eventually(t, "the backend has started the container", func() bool {
-		s, err := b.backend["linux"].Status(t.Context(), &sandbox.Pod{ID: pod, Config: podConfig("p")}, &sandbox.Container{ID: id, Config: config})
+		s, err := b.backend["linux"].Status(t.Context(), &sandbox.Pod{ID: pod, Config: podConfig("p")},
+			&sandbox.Container{ID: id, Config: config})
 		return err == nil && s.State == sandbox.StateRunning
 	})
 	killed := t.TempDir() // as a kill of the daemon leaves the files

@@ -65,7 +65,8 @@ func (n *Node) containerSamples(ctx context.Context, p *Pod, c *Container) (s Ob
 		return s, err
 	}
 	image := c.Config.GetImage()
-	s.Owner = stats.Owner{Container: c.Config.GetMetadata().GetName(), ID: c.ID, Image: cmp.Or(image.GetUserSpecifiedImage(), image.GetImage())}
+	s.Owner = stats.Owner{Container: c.Config.GetMetadata().GetName(), ID: c.ID,
+		Image: cmp.Or(image.GetUserSpecifiedImage(), image.GetImage())}
 	s.Time = f.at
 	s.Samples.Add(stats.LastSeen, float64(f.at.Unix()))
 	s.Samples.Add(stats.StartTime, float64(c.StartedAt.Unix()))

@@ -138,7 +138,8 @@ func (p *livePod) runSandbox(ctx context.Context) error {
 	case rec.State == Initiated && rec.Intent == "":
 		return nil
 	case rec.State != "":
-		return fmt.Errorf("RunPodSandbox: sandbox %s has the same metadata and is stopping or stopped; remove it first: %w", p.id, errdefs.ErrAlreadyExists)
+		return fmt.Errorf("RunPodSandbox: sandbox %s has the same metadata and is stopping or stopped; remove it first: %w", p.id,
+			errdefs.ErrAlreadyExists)
 	}
 	err := p.node.attempt(RunPodSandbox, func() error { return p.makeSandbox(ctx) })
 	if err == nil {

@@ -126,7 +126,8 @@ func (p *livePod) applyResize(ctx context.Context) error {
 	}
 	if updater, ok := p.backend.(sandbox.Updater); ok && rec.unit && rec.State == Initiated {
 		for _, c := range rec.present() {
-			err := p.slotOf(c.key()).run(ctx, p.node.order(intentUpdate), func(ctx context.Context) error { return p.updateUnit(ctx, updater, c.ID) })
+			err := p.slotOf(c.key()).run(ctx, p.node.order(intentUpdate),
+				func(ctx context.Context) error { return p.updateUnit(ctx, updater, c.ID) })
 			if err != nil {
 				return fmt.Errorf("container %s: %w", c.ID, err)
 			}

@@ -28,7 +28,8 @@ func TestResizeKeepsMemory(t *testing.T) {
 	updates := 0
 	b := openWith(t, t.TempDir(), "linux", sandbox.Capabilities{}, func(f *fake.Backend) sandbox.Backend { return fixed{f, &updates} })
 	config := podConfig("p")
-	config.Linux = &runtimeapi.LinuxPodSandboxConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 20, CpuQuota: 10_000}}
+	config.Linux = &runtimeapi.LinuxPodSandboxConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 1 << 20,
+		CpuQuota: 10_000}}
 	pod := b.run(t, "", config)
 	err := b.UpdateSandbox(t.Context(), pod, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 2 << 20, CpuQuota: 20_000}, nil)
 	if !errdefs.IsNotImplemented(err) || updates != 1 {

@@ -57,7 +57,8 @@ func TestSharedMeasuresAgain(t *testing.T) {
 	if v := get(s, key, func(int) bool { return false }); v == first {
 		t.Error("a measurement that is not good enough was shared")
 	}
-	for _, other := range []measured{{id: "b", state: Running, started: 1}, {id: "a", state: Stopped, started: 1}, {id: "a", state: Running, started: 2}} {
+	for _, other := range []measured{{id: "b", state: Running, started: 1}, {id: "a", state: Stopped, started: 1},
+		{id: "a", state: Running, started: 2}} {
 		if before := n; get(s, other, good) != before+1 {
 			t.Errorf("%+v shared the measurement of %+v", other, key)
 		}

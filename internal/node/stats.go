@@ -34,13 +34,14 @@ func (n *Node) ContainerStats(ctx context.Context, id string) (*runtimeapi.Conta
 // ContainersStats returns the statistics of many containers, which may be as old as Config.StatsInterval. It omits
 // containers that cannot be measured.
 func (n *Node) ContainersStats(ctx context.Context, containers []*Container) []*runtimeapi.ContainerStats {
-	return measure(ctx, n, containers, func(c *Container) string { return c.ID }, func(ctx context.Context, c *Container) (*runtimeapi.ContainerStats, error) {
-		p, err := n.Pod(c.PodID)
-		if err != nil {
-			return nil, err
-		}
-		return n.containerStats(ctx, p, c, recent)
-	})
+	return measure(ctx, n, containers, func(c *Container) string { return c.ID },
+		func(ctx context.Context, c *Container) (*runtimeapi.ContainerStats, error) {
+			p, err := n.Pod(c.PodID)
+			if err != nil {
+				return nil, err
+			}
+			return n.containerStats(ctx, p, c, recent)
+		})
 }
 
 // PodStats returns the statistics of a pod, its network and its containers. The errors are those of ContainerStats.
@@ -64,7 +65,8 @@ func podID(p *Pod) string { return p.ID }
 // measure calls the function for many pods or containers, a few at a time, and returns the results of the calls that
 // succeed. It waits at most statsTimeout for each call, so that a call that hangs (a process in uninterruptible sleep,
 // a silent machine) does not delay the others.
-func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In) string, stats func(context.Context, In) (Out, error)) []Out {
+func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In) string,
+	stats func(context.Context, In) (Out, error)) []Out {
 	out, got := make([]Out, len(things)), make([]bool, len(things))
 	var wg sync.WaitGroup
 	queue := make(chan int)

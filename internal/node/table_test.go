@@ -22,7 +22,8 @@ const seedTable = `
 // TestUnitTableMatchesSeed1 compares each of the 49 cells. No call leads to Running, and the column Initiated is
 // RunPodSandbox, which names no existing pod.
 func TestUnitTableMatchesSeed1(t *testing.T) {
-	call := map[State]Call{Created: CreateContainer, Starting: StartContainer, Stopped: StopContainer, Removed: RemoveContainer, Killed: StopPodSandbox}
+	call := map[State]Call{Created: CreateContainer, Starting: StartContainer, Stopped: StopContainer, Removed: RemoveContainer,
+		Killed: StopPodSandbox}
 	lines := strings.Split(strings.TrimSpace(seedTable), "\n")
 	columns, cells := strings.Fields(lines[0]), 0
 	for _, line := range lines[1:] {

@@ -44,7 +44,8 @@ func TestKubeletRestartsAUnitPod(t *testing.T) {
 	sub := b.Subscribe()
 	second := b.create(t, pod, attempt(1))
 	if second == first || b.state(t, pod) != node.Created || b.state(t, first) != node.Stopped {
-		t.Errorf("got the next attempt %s in state %s, the first %s; want a new one Created, the first Stopped", second, b.state(t, pod), b.state(t, first))
+		t.Errorf("got the next attempt %s in state %s, the first %s; want a new one Created, the first Stopped", second, b.state(t, pod),
+			b.state(t, first))
 	}
 	must(t, b.StartContainer(ctx, pod), b.RemoveContainer(ctx, first))
 	for _, want := range []node.Event{
@@ -213,5 +214,6 @@ func TestComponentsNamedByTheBackend(t *testing.T) {
 // openUnit starts a node whose backend "wasm" names components itself.
 func openUnit(t *testing.T, dir string) *bench {
 	t.Helper()
-	return openWith(t, dir, "wasm", sandbox.Capabilities{MaxContainers: 1, Components: true}, func(f *fake.Backend) sandbox.Backend { return naming{f} })
+	return openWith(t, dir, "wasm", sandbox.Capabilities{MaxContainers: 1, Components: true},
+		func(f *fake.Backend) sandbox.Backend { return naming{f} })
 }

@@ -44,7 +44,8 @@ func (n *Node) checkOverlap(pod *Pod, wanted sandbox.IDMap) error {
 			continue
 		}
 		if used.Overlaps(wanted) {
-			return fmt.Errorf("linux.security_context.namespace_options.userns_options: pod %s uses some of these IDs: %w", p.id, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("linux.security_context.namespace_options.userns_options: pod %s uses some of these IDs: %w", p.id,
+				errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil
@@ -72,7 +73,9 @@ func (n *Node) freeIDs() (sandbox.IDMap, error) {
 			return m, nil
 		}
 	}
-	return sandbox.IDMap{}, fmt.Errorf("no free range for a user namespace: %d pods have one (userns.range in the configuration): %w", len(used), errdefs.ErrResourceExhausted)
+	return sandbox.IDMap{},
+		fmt.Errorf("no free range for a user namespace: %d pods have one (userns.range in the configuration): %w", len(used),
+			errdefs.ErrResourceExhausted)
 }
 
 // withMappings returns the configuration of a container in which the pod's mappings are added to all mounts, if the

@@ -22,7 +22,8 @@ func openMapping(t *testing.T, dir string) *bench {
 	b, err := openConfig(dir, func(c *node.Config, fakes map[string]*fake.Backend) {
 		c.UserRange = sandbox.IDRange{First: poolStart, Length: 2*sandbox.IDMapLength + 1}
 		for handler, mapping := range map[string]bool{"linux": true, "vm": false} {
-			f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: sandbox.Capabilities{UserNamespaces: true, MapsIDs: mapping}})
+			f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler),
+				Capabilities: sandbox.Capabilities{UserNamespaces: true, MapsIDs: mapping}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -123,7 +124,8 @@ func TestUserRangesOverlap(t *testing.T) {
 		t.Fatal(err)
 	}
 	twice := podIn("d", 1<<24)
-	twice.Linux.SecurityContext.NamespaceOptions.UsernsOptions.Uids = append(twice.Linux.SecurityContext.NamespaceOptions.UsernsOptions.Uids, &runtimeapi.IDMapping{HostId: 1 << 25, Length: 1})
+	twice.Linux.SecurityContext.NamespaceOptions.UsernsOptions.Uids = append(twice.Linux.SecurityContext.NamespaceOptions.UsernsOptions.Uids,
+		&runtimeapi.IDMapping{HostId: 1 << 25, Length: 1})
 	for _, handler := range []string{"", "vm"} {
 		if _, err := b.RunSandbox(t.Context(), twice, handler); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("two mappings for handler %q: error = %v", handler, err)

@@ -46,7 +46,8 @@ func TestAdjust(t *testing.T) {
 		Linux:  &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2, CpuQuota: 5}},
 	}
 	before := proto.CloneOf(request)
-	limits := &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{CpuShares: 7, CpuQuota: 5, MemoryLimitInBytes: 100}}
+	limits := &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{CpuShares: 7, CpuQuota: 5,
+		MemoryLimitInBytes: 100}}
 	devices := []*runtimeapi.CDIDevice{{Name: "vendor.com/class=a"}}
 
 	c := &node.Container{Config: request}
@@ -68,7 +69,8 @@ func TestAdjust(t *testing.T) {
 	}
 	want = proto.CloneOf(request)
 	want.Linux, want.CDIDevices = limits, devices
-	if !proto.Equal(c.Config, want) || len(c.Adjustment.GetMounts()) != 2 || len(c.Adjustment.GetEnv()) != 2 || c.Adjustment.GetLinux() != nil {
+	if !proto.Equal(c.Config, want) || len(c.Adjustment.GetMounts()) != 2 || len(c.Adjustment.GetEnv()) != 2 ||
+		c.Adjustment.GetLinux() != nil {
 		t.Errorf("with a specification: got %v and %v, want %v and the rest", c.Config, c.Adjustment, want)
 	}
 	if !proto.Equal(request, before) {

@@ -116,7 +116,8 @@ func (x *Plugins) CreateContainer(ctx context.Context, p *node.Pod, c *node.Cont
 	return nil
 }
 
-func (x *Plugins) createContainer(ctx context.Context, p *node.Pod, c *node.Container, spec *specs.Spec) (*api.CreateContainerResponse, error) {
+func (x *Plugins) createContainer(ctx context.Context, p *node.Pod, c *node.Container,
+	spec *specs.Spec) (*api.CreateContainerResponse, error) {
 	leave, err := x.enter(ctx)
 	if err != nil {
 		return nil, err
@@ -182,7 +183,8 @@ func (x *Plugins) StartedContainer(ctx context.Context, p *node.Pod, c *node.Con
 }
 
 // UpdateContainer implements node.Hooks.
-func (x *Plugins) UpdateContainer(ctx context.Context, p *node.Pod, c *node.Container, change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
+func (x *Plugins) UpdateContainer(ctx context.Context, p *node.Pod, c *node.Container,
+	change *runtimeapi.LinuxContainerResources) (*runtimeapi.LinuxContainerResources, error) {
 	if !x.Active() {
 		return change, nil
 	}
@@ -207,7 +209,8 @@ func (x *Plugins) UpdateContainer(ctx context.Context, p *node.Pod, c *node.Cont
 	return node.MergeResources(change, decided), nil
 }
 
-func (x *Plugins) askForUpdate(ctx context.Context, p *node.Pod, c *node.Container, change *runtimeapi.LinuxContainerResources) (*api.UpdateContainerResponse, error) {
+func (x *Plugins) askForUpdate(ctx context.Context, p *node.Pod, c *node.Container,
+	change *runtimeapi.LinuxContainerResources) (*api.UpdateContainerResponse, error) {
 	leave, err := x.enter(ctx)
 	if err != nil {
 		return nil, err
@@ -261,7 +264,8 @@ func (x *Plugins) removeContainer(ctx context.Context, p *node.Pod, c *node.Cont
 	s := x.known[c.ID]
 	delete(x.known, c.ID)
 	if x.connected.Load() > 0 {
-		x.failed(c.ID, "RemoveContainer", x.adaptation.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: podMessage(p), Container: x.describe(p, c, s)}))
+		x.failed(c.ID, "RemoveContainer",
+			x.adaptation.RemoveContainer(ctx, &api.RemoveContainerRequest{Pod: podMessage(p), Container: x.describe(p, c, s)}))
 	}
 }
 

@@ -20,7 +20,8 @@ func podMessage(p *node.Pod) *api.PodSandbox {
 		Id: p.ID, Name: m.GetName(), Uid: m.GetUid(), Namespace: m.GetNamespace(), RuntimeHandler: p.RuntimeHandler(),
 		Labels: maps.Clone(p.Config.GetLabels()), Annotations: maps.Clone(p.Config.GetAnnotations()),
 		Linux: &api.LinuxPodSandbox{
-			PodOverhead: resourcesMessage(linux.GetOverhead()), PodResources: resourcesMessage(linux.GetResources()), CgroupParent: linux.GetCgroupParent(),
+			PodOverhead: resourcesMessage(linux.GetOverhead()), PodResources: resourcesMessage(linux.GetResources()),
+			CgroupParent: linux.GetCgroupParent(),
 		},
 	}
 	if p.Netns != "" {
@@ -68,7 +69,8 @@ func describeConfig(m *api.Container, config *runtimeapi.ContainerConfig) {
 		if mount.GetReadonly() {
 			options[1] = "ro"
 		}
-		m.Mounts = append(m.Mounts, &api.Mount{Destination: mount.GetContainerPath(), Source: mount.GetHostPath(), Type: "bind", Options: options})
+		m.Mounts = append(m.Mounts,
+			&api.Mount{Destination: mount.GetContainerPath(), Source: mount.GetHostPath(), Type: "bind", Options: options})
 	}
 	m.Linux = &api.LinuxContainer{Resources: resourcesMessage(config.GetLinux().GetResources())}
 }
@@ -80,7 +82,8 @@ func describeSpec(m *api.Container, s *specs.Spec) {
 	if p := s.Process; p != nil {
 		m.Args, m.Env = p.Args, p.Env
 		m.User = &api.User{Uid: p.User.UID, Gid: p.User.GID, AdditionalGids: p.User.AdditionalGids}
-		m.Linux.OomScoreAdj, m.Linux.IoPriority, m.Linux.Scheduler = api.Int(p.OOMScoreAdj), api.FromOCILinuxIOPriority(p.IOPriority), api.FromOCILinuxScheduler(p.Scheduler)
+		m.Linux.OomScoreAdj, m.Linux.IoPriority, m.Linux.Scheduler = api.Int(p.OOMScoreAdj), api.FromOCILinuxIOPriority(p.IOPriority),
+			api.FromOCILinuxScheduler(p.Scheduler)
 		for _, l := range p.Rlimits {
 			m.Rlimits = append(m.Rlimits, &api.POSIXRlimit{Type: l.Type, Hard: l.Hard, Soft: l.Soft})
 		}
@@ -93,7 +96,8 @@ func describeSpec(m *api.Container, s *specs.Spec) {
 			m.Linux.SeccompPolicy = api.FromOCILinuxSeccomp(l.Seccomp)
 		}
 		if r := l.IntelRdt; r != nil {
-			m.Linux.Rdt = &api.LinuxRdt{ClosId: api.String(r.ClosID), Schemata: api.RepeatedString(r.Schemata), EnableMonitoring: api.Bool(r.EnableMonitoring)}
+			m.Linux.Rdt = &api.LinuxRdt{ClosId: api.String(r.ClosID), Schemata: api.RepeatedString(r.Schemata),
+				EnableMonitoring: api.Bool(r.EnableMonitoring)}
 		}
 	}
 }

@@ -16,8 +16,9 @@ func resourcesMessage(r *runtimeapi.LinuxContainerResources) *api.LinuxResources
 	}
 	m := &api.LinuxResources{
 		Cpu: &api.LinuxCPU{
-			Shares: api.UInt64(nonzero(uint64(r.GetCpuShares()))), Quota: api.Int64(nonzero(r.GetCpuQuota())), Period: api.UInt64(nonzero(uint64(r.GetCpuPeriod()))),
-			Cpus: r.GetCpusetCpus(), Mems: r.GetCpusetMems(),
+			Shares: api.UInt64(nonzero(uint64(r.GetCpuShares()))), Quota: api.Int64(nonzero(r.GetCpuQuota())),
+			Period: api.UInt64(nonzero(uint64(r.GetCpuPeriod()))),
+			Cpus:   r.GetCpusetCpus(), Mems: r.GetCpusetMems(),
 		},
 		Memory:  &api.LinuxMemory{Limit: api.Int64(nonzero(r.GetMemoryLimitInBytes())), Swap: api.Int64(nonzero(r.GetMemorySwapLimitInBytes()))},
 		Unified: r.GetUnified(),
@@ -44,7 +45,8 @@ func split(r *api.LinuxResources) (*runtimeapi.LinuxContainerResources, *api.Lin
 	limits := &runtimeapi.LinuxContainerResources{Unified: r.GetUnified()}
 	r.Unified = nil
 	if cpu := r.GetCpu(); cpu != nil {
-		limits.CpuShares, limits.CpuQuota, limits.CpuPeriod = int64(cpu.GetShares().GetValue()), cpu.GetQuota().GetValue(), int64(cpu.GetPeriod().GetValue())
+		limits.CpuShares, limits.CpuQuota, limits.CpuPeriod = int64(cpu.GetShares().GetValue()), cpu.GetQuota().GetValue(),
+			int64(cpu.GetPeriod().GetValue())
 		limits.CpusetCpus, limits.CpusetMems = cpu.GetCpus(), cpu.GetMems()
 		cpu.Shares, cpu.Quota, cpu.Period, cpu.Cpus, cpu.Mems = nil, nil, nil, "", ""
 	}

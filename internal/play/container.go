@@ -20,7 +20,8 @@ func (t *translator) planContainers(p *Pod) {
 		}
 		taken[c.Name] = true
 		if role == Sidecar && *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
-			t.errs = append(t.errs, field.NotSupported(at.Child("restartPolicy"), *c.RestartPolicy, []corev1.ContainerRestartPolicy{corev1.ContainerRestartPolicyAlways}))
+			t.errs = append(t.errs,
+				field.NotSupported(at.Child("restartPolicy"), *c.RestartPolicy, []corev1.ContainerRestartPolicy{corev1.ContainerRestartPolicyAlways}))
 		}
 		p.Containers = append(p.Containers, t.container(at, p, c, role))
 	})

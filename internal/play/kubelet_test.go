@@ -87,7 +87,8 @@ func withoutKubelet(sandbox *runtimeapi.PodSandboxConfig, c *runtimeapi.Containe
 	sc.MaskedPaths, sc.ReadonlyPaths = nil, nil // the node's lists are the same
 	sc.ApparmorProfile = ""                     // the deprecated form
 	// Without a profile, the kubelet asks for none, and here the node decides.
-	if sc.GetSeccomp().GetProfileType() == runtimeapi.SecurityProfile_Unconfined && sc.GetApparmor().GetProfileType() != runtimeapi.SecurityProfile_Unconfined {
+	if sc.GetSeccomp().GetProfileType() == runtimeapi.SecurityProfile_Unconfined &&
+		sc.GetApparmor().GetProfileType() != runtimeapi.SecurityProfile_Unconfined {
 		sc.Seccomp = nil
 	}
 	for _, o := range []*runtimeapi.NamespaceOption{sandbox.GetLinux().GetSecurityContext().GetNamespaceOptions(), sc.GetNamespaceOptions()} {

@@ -174,7 +174,8 @@ func (t *translator) checkPod() {
 		t.check(at.Child("hostname"), spec.Hostname, validation.IsDNS1123Label(spec.Hostname))
 	}
 	if p := t.podSecurity().SupplementalGroupsPolicy; p != nil {
-		oneOf(t, at.Child("securityContext", "supplementalGroupsPolicy"), *p, corev1.SupplementalGroupsPolicyMerge, corev1.SupplementalGroupsPolicyStrict)
+		oneOf(t, at.Child("securityContext", "supplementalGroupsPolicy"), *p, corev1.SupplementalGroupsPolicyMerge,
+			corev1.SupplementalGroupsPolicyStrict)
 	}
 	if s := spec.ShareProcessNamespace; s != nil && *s && spec.HostPID {
 		t.invalid(at.Child("shareProcessNamespace"), true, "must not be set with hostPID")

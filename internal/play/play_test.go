@@ -80,7 +80,8 @@ func render(t *testing.T, pods []*Pod) []byte {
 				envs = append(envs, e.GetKey()+"="+string(e.GetValue()))
 			}
 			config.Envs = nil
-			containers = append(containers, map[string]any{"role": c.Role, "pull": c.Pull, "nonRoot": c.NonRoot, "envs": envs, "config": message(config)})
+			containers = append(containers,
+				map[string]any{"role": c.Role, "pull": c.Pull, "nonRoot": c.NonRoot, "envs": envs, "config": message(config)})
 		}
 		for _, v := range p.volumes {
 			files := []string{}
@@ -89,7 +90,8 @@ func render(t *testing.T, pods []*Pod) []byte {
 			}
 			volumes = append(volumes, map[string]any{"path": v.path, "mode": v.mode.String(), "files": files})
 		}
-		pod := map[string]any{"handler": p.Handler, "grace": p.Grace.String(), "sandbox": message(p.Sandbox), "containers": containers, "volumes": volumes, "ignored": p.Ignored}
+		pod := map[string]any{"handler": p.Handler, "grace": p.Grace.String(), "sandbox": message(p.Sandbox), "containers": containers,
+			"volumes": volumes, "ignored": p.Ignored}
 		if p.hosts != nil {
 			pod["hosts"] = string(p.hosts.content([]byte("the node's\n"), ips))
 		}
@@ -152,7 +154,8 @@ func checkTable(t *testing.T, page string, rows []string) {
 
 // pod returns a manifest whose spec is the container c with the given fields, and more fields of the pod.
 func pod(container, spec string) string {
-	return "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: [{name: c, image: i" + prefixed(", ", container) + "}]\n  " + spec
+	return "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers: [{name: c, image: i" + prefixed(", ", container) + "}]\n  " +
+		spec
 }
 
 func prefixed(prefix, text string) string {
@@ -189,18 +192,23 @@ func TestRefused(t *testing.T) {
 		{pod("volumeMounts: [{name: v, mountPath: /v}]", ""), "spec.containers[0].volumeMounts[0].name: Not found"},
 		{pod("volumeMounts: [{name: v, mountPath: v}]", "volumes: [{name: v, emptyDir: {}}]"), "volumeMounts[0].mountPath: Invalid value"},
 		{pod("volumeMounts: [{name: v, mountPath: /v, subPath: a}]", "volumes: [{name: v, emptyDir: {}}]"), "volumeMounts[0].subPath: Forbidden"},
-		{pod("volumeMounts: [{name: v, mountPath: /v, subPathExpr: a}]", "volumes: [{name: v, emptyDir: {}}]"), "volumeMounts[0].subPathExpr: Forbidden"},
-		{pod("volumeMounts: [{name: v, mountPath: /v, mountPropagation: Bidirectional}]", "volumes: [{name: v, emptyDir: {}}]"), "mountPropagation: Invalid value"},
-		{pod("volumeMounts: [{name: v, mountPath: /v, recursiveReadOnly: Enabled}]", "volumes: [{name: v, emptyDir: {}}]"), "recursiveReadOnly: Invalid value"},
+		{pod("volumeMounts: [{name: v, mountPath: /v, subPathExpr: a}]", "volumes: [{name: v, emptyDir: {}}]"),
+			"volumeMounts[0].subPathExpr: Forbidden"},
+		{pod("volumeMounts: [{name: v, mountPath: /v, mountPropagation: Bidirectional}]", "volumes: [{name: v, emptyDir: {}}]"),
+			"mountPropagation: Invalid value"},
+		{pod("volumeMounts: [{name: v, mountPath: /v, recursiveReadOnly: Enabled}]", "volumes: [{name: v, emptyDir: {}}]"),
+			"recursiveReadOnly: Invalid value"},
 
-		{pod("", "volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: token, audience: vault}}]}}]"), "spec.volumes[0].projected: Forbidden"},
+		{pod("", "volumes: [{name: v, projected: {sources: [{serviceAccountToken: {path: token, audience: vault}}]}}]"),
+			"spec.volumes[0].projected: Forbidden"},
 		{pod("volumeMounts: [{name: v, mountPath: /v}]", "volumes: ["+tokenVolume+"]"), "volumeMounts[0].mountPath: Invalid value"},
 
 		{pod("livenessProbe: {}", ""), "spec.containers[0].livenessProbe: Forbidden"},
 		{pod("lifecycle: {preStop: {sleep: {seconds: 1}}}", ""), "spec.containers[0].lifecycle.preStop: Forbidden"},
 		{pod("lifecycle: {stopSignal: SIGNONE}", ""), "lifecycle.stopSignal: Invalid value"},
 		{pod("restartPolicy: Always", ""), "spec.containers[0].restartPolicy: Forbidden"},
-		{pod("env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}]", ""), "spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Invalid value"},
+		{pod("env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}]", ""),
+			"spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Invalid value"},
 		{pod("env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]", "hostNetwork: true"), "is not known with hostNetwork"},
 		{pod("env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]", ""), "env[0].valueFrom.resourceFieldRef: Forbidden"},
 		{pod("env: [{name: A, valueFrom: {configMapKeyRef: {name: m, key: k}}}]", ""), "env[0].valueFrom.configMapKeyRef.name: Not found"},
@@ -232,7 +240,8 @@ func TestRefused(t *testing.T) {
 		{pod("", "serviceAccountName: robot"), `spec.serviceAccountName: Unsupported value: "robot": supported values: "default"`},
 		{pod("", "setHostnameAsFQDN: true"), "spec.setHostnameAsFQDN: Unsupported value"},
 		{pod("terminationMessagePath: /run/why", ""), "spec.containers[0].terminationMessagePath: Unsupported value"},
-		{pod("", "initContainers: [{name: d, image: i, terminationMessagePolicy: Logs}]"), "spec.initContainers[0].terminationMessagePolicy: Unsupported value"},
+		{pod("", "initContainers: [{name: d, image: i, terminationMessagePolicy: Logs}]"),
+			"spec.initContainers[0].terminationMessagePolicy: Unsupported value"},
 		{pod("", "imagePullSecrets: [{name: s}]"), "spec.imagePullSecrets: Forbidden"},
 		{pod("", "dnsPolicy: ClusterFirstWithHostNet"), "spec.dnsPolicy: Unsupported value"},
 		{pod("", "dnsPolicy: None"), "spec.dnsConfig.nameservers: Required value"},
@@ -273,8 +282,10 @@ func TestDefaultsAreAsLeftOut(t *testing.T) {
 		{"", "setHostnameAsFQDN: false", "[spec.setHostnameAsFQDN: false]"},
 		{"terminationMessagePath: /dev/termination-log, terminationMessagePolicy: File", "",
 			"[spec.containers[].terminationMessagePath: /dev/termination-log spec.containers[].terminationMessagePolicy: File]"},
-		{"volumeMounts: [{name: v, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}]", "volumes: [" + tokenVolume + "]", "[spec.volumes[].projected]"},
-		{"imagePullPolicy: Always, resources: {}, securityContext: {}", "securityContext: {}\n  terminationGracePeriodSeconds: 30\n  tolerations: []\n  nodeSelector: {}", "[]"},
+		{"volumeMounts: [{name: v, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}]", "volumes: [" + tokenVolume + "]",
+			"[spec.volumes[].projected]"},
+		{"imagePullPolicy: Always, resources: {}, securityContext: {}",
+			"securityContext: {}\n  terminationGracePeriodSeconds: 30\n  tolerations: []\n  nodeSelector: {}", "[]"},
 	} {
 		want, err := plan(pod("", ""))
 		if err != nil {

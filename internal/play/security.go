@@ -134,13 +134,19 @@ func (t *translator) groupsPolicy() runtimeapi.SupplementalGroupsPolicy {
 	return runtimeapi.SupplementalGroupsPolicy(runtimeapi.SupplementalGroupsPolicy_value[string(*policy)])
 }
 
+// profileOf returns a profile of a type, which Kubernetes and the CRI name alike.
+func profileOf(name string) *runtimeapi.SecurityProfile {
+	number := runtimeapi.SecurityProfile_ProfileType_value[name]
+	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_ProfileType(number)}
+}
+
 // seccomp returns nil for the node's default.
 func (t *translator) seccomp(at *field.Path, p *corev1.SeccompProfile) *runtimeapi.SecurityProfile {
 	if p == nil {
 		return nil
 	}
 	oneOf(t, at.Child("seccompProfile", "type"), p.Type, corev1.SeccompProfileTypeRuntimeDefault, corev1.SeccompProfileTypeUnconfined)
-	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_ProfileType(runtimeapi.SecurityProfile_ProfileType_value[string(p.Type)])}
+	return profileOf(string(p.Type))
 }
 
 // appArmor returns nil for the node's default.
@@ -149,8 +155,9 @@ func (t *translator) appArmor(at *field.Path, p *corev1.AppArmorProfile) *runtim
 		return nil
 	}
 	at = at.Child("appArmorProfile")
-	oneOf(t, at.Child("type"), p.Type, corev1.AppArmorProfileTypeRuntimeDefault, corev1.AppArmorProfileTypeUnconfined, corev1.AppArmorProfileTypeLocalhost)
-	profile := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_ProfileType(runtimeapi.SecurityProfile_ProfileType_value[string(p.Type)])}
+	oneOf(t, at.Child("type"), p.Type, corev1.AppArmorProfileTypeRuntimeDefault, corev1.AppArmorProfileTypeUnconfined,
+		corev1.AppArmorProfileTypeLocalhost)
+	profile := profileOf(string(p.Type))
 	if p.LocalhostProfile != nil {
 		profile.LocalhostRef = *p.LocalhostProfile
 	}

@@ -151,7 +151,8 @@ func (t *translator) planProjected(at *field.Path, p *corev1.ProjectedVolumeSour
 const defaultFileMode = 0o644
 
 // planFiles plans the files of a ConfigMap or a Secret.
-func (t *translator) planFiles(at *field.Path, p *Pod, dir string, files map[string][]byte, missing *field.Error, items []corev1.KeyToPath, mode *int32, optional *bool) source {
+func (t *translator) planFiles(at *field.Path, p *Pod, dir string, files map[string][]byte, missing *field.Error, items []corev1.KeyToPath,
+	mode *int32, optional *bool) source {
 	if missing != nil {
 		t.errs = append(t.errs, missing)
 		return source{readonly: true}
@@ -210,7 +211,8 @@ func (t *translator) planHosts(p *Pod) {
 			t.check(at.Child("hostnames").Index(j), name, validation.IsDNS1123Subdomain(name))
 		}
 	}
-	p.hosts = &hosts{path: path.Join(p.dir, "etc-hosts"), name: p.Sandbox.GetHostname(), hostNetwork: t.pod.Spec.HostNetwork, aliases: t.pod.Spec.HostAliases}
+	p.hosts = &hosts{path: path.Join(p.dir, "etc-hosts"), name: p.Sandbox.GetHostname(), hostNetwork: t.pod.Spec.HostNetwork,
+		aliases: t.pod.Spec.HostAliases}
 }
 
 func (h *hosts) mounts() []*runtimeapi.Mount {

@@ -13,14 +13,16 @@ import (
 func TestAllowList(t *testing.T) {
 	list := sandbox.AllowList{"tripod.dev/vm.*", "Virtlet*", "example.com/exact"}
 	annotations := map[string]string{
-		"tripod.dev/vm.vnc": "1", "VirtletVCPUCount": "2", "example.com/exact": "3", "example.com/exactly": "4", "vnc": "5", "tripod.dev/edge.module": "6",
+		"tripod.dev/vm.vnc": "1", "VirtletVCPUCount": "2", "example.com/exact": "3", "example.com/exactly": "4", "vnc": "5",
+		"tripod.dev/edge.module": "6",
 	}
 	want := map[string]string{"tripod.dev/vm.vnc": "1", "VirtletVCPUCount": "2", "example.com/exact": "3"}
 	if got := list.Pick(annotations); !maps.Equal(got, want) || len(annotations) != 6 {
 		t.Errorf("Pick = %v, want %v", got, want)
 	}
 	for key, refused := range map[string]bool{
-		"tripod.dev/vm.vnc": false, "tripod.dev/linux.x": true, "tripod.dev/edge.module": false, "example.com/other": false, "vimana.host/port": true, "Virtlet": false,
+		"tripod.dev/vm.vnc": false, "tripod.dev/linux.x": true, "tripod.dev/edge.module": false, "example.com/other": false,
+		"vimana.host/port": true, "Virtlet": false,
 	} {
 		with, without := map[string]string{key: ""}, &runtimeapi.PodSandboxConfig{}
 		pod := &sandbox.Pod{Config: &runtimeapi.PodSandboxConfig{Annotations: with}}

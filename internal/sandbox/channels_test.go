@@ -17,7 +17,8 @@ func TestParseChannels(t *testing.T) {
 	require.Empty(t, got)
 	got, err = ParseChannels(map[string]string{keys.EdgeChannels: `[{"name":"in","topic":"a/+/#","flags":5},{"name":"stdout","topic":"b","flags":2}]`})
 	require.NoError(t, err)
-	require.Equal(t, []channel.Channel{{Name: "in", Topic: "a/+/#", Flags: channel.Read | channel.QoS1}, {Name: "stdout", Topic: "b", Flags: channel.Write}}, got)
+	require.Equal(t, []channel.Channel{{Name: "in", Topic: "a/+/#", Flags: channel.Read | channel.QoS1},
+		{Name: "stdout", Topic: "b", Flags: channel.Write}}, got)
 }
 
 func TestParseChannelsRefuses(t *testing.T) {

@@ -58,7 +58,8 @@ func NodeDNS(root string) (dns *runtimeapi.DNSConfig, notice string, err error) 
 		return nil, "", err
 	}
 	if dns.Servers = slices.DeleteFunc(upstream.Servers, unreachable); len(dns.Servers) == 0 {
-		notice = fmt.Sprintf("pods have no name server, because %s names none that they can reach (set dnsConfig, or name one there): %q", ResolvConf, named)
+		notice = fmt.Sprintf("pods have no name server, because %s names none that they can reach (set dnsConfig, or name one there): %q",
+			ResolvConf, named)
 	}
 	return dns, notice, nil
 }

@@ -79,7 +79,8 @@ func (b *processes) StartContainer(_ context.Context, p *sandbox.Pod, c *sandbox
 	run := &process{cmd: exec.Command(argv[0], argv[1:]...)}
 	b.containers[c.ID] = run
 	if err := run.cmd.Start(); err != nil {
-		run.status = sandbox.Status{State: sandbox.StateExited, ExitCode: sandbox.ExitStartError, Reason: sandbox.ReasonStartError, Message: err.Error()}
+		run.status = sandbox.Status{State: sandbox.StateExited, ExitCode: sandbox.ExitStartError, Reason: sandbox.ReasonStartError,
+			Message: err.Error()}
 		return fmt.Errorf("start container %s: %w: %w", c.ID, err, errdefs.ErrFailedPrecondition)
 	}
 	run.done = make(chan struct{})

@@ -35,10 +35,12 @@ func TestSteps(t *testing.T) {
 		t.Fatalf("%d spans have ended, want 3", len(ended))
 	}
 	inner, outer, root := ended[0], ended[1], ended[2]
-	if inner.Name() != "inner" || inner.Parent().SpanID() != outer.SpanContext().SpanID() || outer.Parent().SpanID() != root.SpanContext().SpanID() {
+	if inner.Name() != "inner" || inner.Parent().SpanID() != outer.SpanContext().SpanID() ||
+		outer.Parent().SpanID() != root.SpanContext().SpanID() {
 		t.Errorf("the spans %s, %s and %s are not children of each other", inner.Name(), outer.Name(), root.Name())
 	}
-	if inner.Status().Code != codes.Error || inner.Status().Description != "failed" || len(inner.Attributes()) != 1 || inner.Attributes()[0] != Pod("p") {
+	if inner.Status().Code != codes.Error || inner.Status().Description != "failed" || len(inner.Attributes()) != 1 ||
+		inner.Attributes()[0] != Pod("p") {
 		t.Errorf("the span has status %v and attributes %v, want the error and the pod", inner.Status(), inner.Attributes())
 	}
 }

@@ -37,11 +37,13 @@ var (
 	CFSPeriods          = counter("container_cpu_cfs_periods_total", "Periods of the CPU quota that have elapsed.")
 	CFSThrottledPeriods = counter("container_cpu_cfs_throttled_periods_total", "Periods in which the container had used up its CPU quota.")
 	CFSThrottledTime    = counter("container_cpu_cfs_throttled_seconds_total", "Time that the container has waited for CPU quota, in seconds.")
-	CFSBursts           = counter("container_cpu_cfs_burst_periods_total", "Periods in which the container used more than its CPU quota, in a burst.")
-	CFSBurstTime        = counter("container_cpu_cfs_burst_seconds_total", "CPU time used beyond the quota, in bursts, in seconds.")
+	CFSBursts           = counter("container_cpu_cfs_burst_periods_total",
+		"Periods in which the container used more than its CPU quota, in a burst.")
+	CFSBurstTime = counter("container_cpu_cfs_burst_seconds_total", "CPU time used beyond the quota, in bursts, in seconds.")
 
-	MemoryUsage        = gauge("container_memory_usage_bytes", "Memory in use, including all page cache.")
-	MemoryWorkingSet   = gauge("container_memory_working_set_bytes", "Memory in use without the inactive page cache; evictions are decided by it.")
+	MemoryUsage      = gauge("container_memory_usage_bytes", "Memory in use, including all page cache.")
+	MemoryWorkingSet = gauge("container_memory_working_set_bytes",
+		"Memory in use without the inactive page cache; evictions are decided by it.")
 	MemoryMaxUsage     = gauge("container_memory_max_usage_bytes", "Highest memory usage so far.")
 	MemoryRSS          = gauge("container_memory_rss", "Anonymous memory in use, in bytes.")
 	MemoryCache        = gauge("container_memory_cache", "Page cache, in bytes.")
@@ -58,17 +60,20 @@ var (
 	MemoryKernel       = gauge("container_memory_kernel_usage", "Memory that the kernel uses for the container, in bytes.")
 	MemorySwap         = gauge("container_memory_swap", "Swap in use, in bytes.")
 	MemoryFailures     = counter("container_memory_failcnt", "Times that the memory usage hit the limit.")
-	MemoryFaults       = counter("container_memory_failures_total", "Page faults, all (pgfault) and those that needed I/O (pgmajfault).", "failure_type", "scope")
-	MemoryRefaultAnon  = counter("container_memory_workingset_refault_anon_total", "Anonymous pages that were swapped out and needed again.")
-	MemoryRefaultFile  = counter("container_memory_workingset_refault_file_total", "Pages of files that were evicted and needed again.")
-	MemoryScanned      = counter("container_memory_pgscan_total", "Pages scanned for reclaim; 0 on cgroup v1.")
-	MemoryReclaimed    = counter("container_memory_pgsteal_total", "Pages reclaimed; 0 on cgroup v1.")
-	MemoryHighEvents   = counter("container_memory_events_high_total", "Times that the container was throttled at memory.high; 0 on cgroup v1.")
-	MemoryMaxEvents    = counter("container_memory_events_max_total", "Times that the memory usage hit the limit.")
-	OOMEvents          = counter("container_oom_events_total", "Processes killed for lack of memory.")
+	MemoryFaults       = counter("container_memory_failures_total", "Page faults, all (pgfault) and those that needed I/O (pgmajfault).",
+		"failure_type", "scope")
+	MemoryRefaultAnon = counter("container_memory_workingset_refault_anon_total", "Anonymous pages that were swapped out and needed again.")
+	MemoryRefaultFile = counter("container_memory_workingset_refault_file_total", "Pages of files that were evicted and needed again.")
+	MemoryScanned     = counter("container_memory_pgscan_total", "Pages scanned for reclaim; 0 on cgroup v1.")
+	MemoryReclaimed   = counter("container_memory_pgsteal_total", "Pages reclaimed; 0 on cgroup v1.")
+	MemoryHighEvents  = counter("container_memory_events_high_total",
+		"Times that the container was throttled at memory.high; 0 on cgroup v1.")
+	MemoryMaxEvents = counter("container_memory_events_max_total", "Times that the memory usage hit the limit.")
+	OOMEvents       = counter("container_oom_events_total", "Processes killed for lack of memory.")
 
 	HugePages    = gauge("container_hugetlb_usage_bytes", "Huge pages in use.", "pagesize")
-	HugePagesMax = gauge("container_hugetlb_max_usage_bytes", "Highest usage of huge pages; on cgroup v2, which records none, the current usage.", "pagesize")
+	HugePagesMax = gauge("container_hugetlb_max_usage_bytes",
+		"Highest usage of huge pages; on cgroup v2, which records none, the current usage.", "pagesize")
 
 	FSUsage      = gauge("container_fs_usage_bytes", "Disk space that the container uses.", "device")
 	FSLimit      = gauge("container_fs_limit_bytes", "Size of the file system that the container writes to.", "device")
@@ -79,7 +84,8 @@ var (
 	FSReadBytes  = counter("container_fs_reads_bytes_total", "Bytes read from a disk.", "device")
 	FSWrites     = counter("container_fs_writes_total", "Writes to a disk.", "device")
 	FSWriteBytes = counter("container_fs_writes_bytes_total", "Bytes written to a disk.", "device")
-	BlockIO      = counter("container_blkio_device_usage_total", "Bytes transferred to and from a block device, by operation.", "device", "major", "minor", "operation")
+	BlockIO      = counter("container_blkio_device_usage_total", "Bytes transferred to and from a block device, by operation.", "device",
+		"major", "minor", "operation")
 
 	NetworkRxBytes   = counter("container_network_receive_bytes_total", "Bytes received.", "interface")
 	NetworkRxPackets = counter("container_network_receive_packets_total", "Packets received.", "interface")
@@ -105,12 +111,17 @@ var (
 	SpecSwapLimit         = gauge("container_spec_memory_swap_limit_bytes", "Limit on memory and swap together; 0 means no limit.")
 
 	// Requests is the only family that is ours.
-	Requests = counter("container_requests_total", "Requests that the node itself has served for the container: those to WebAssembly components, otherwise 0.")
+	Requests = counter("container_requests_total",
+		"Requests that the node itself has served for the container: those to WebAssembly components, otherwise 0.")
 
-	PressureCPUWaiting    = counter("container_pressure_cpu_waiting_seconds_total", "Time in which at least one task waited for the CPU, in seconds.")
+	PressureCPUWaiting = counter("container_pressure_cpu_waiting_seconds_total",
+		"Time in which at least one task waited for the CPU, in seconds.")
 	PressureCPUStalled    = counter("container_pressure_cpu_stalled_seconds_total", "Time in which all tasks waited for the CPU, in seconds.")
-	PressureMemoryWaiting = counter("container_pressure_memory_waiting_seconds_total", "Time in which at least one task waited for memory, in seconds.")
-	PressureMemoryStalled = counter("container_pressure_memory_stalled_seconds_total", "Time in which all tasks waited for memory, in seconds.")
-	PressureIOWaiting     = counter("container_pressure_io_waiting_seconds_total", "Time in which at least one task waited for I/O, in seconds.")
-	PressureIOStalled     = counter("container_pressure_io_stalled_seconds_total", "Time in which all tasks waited for I/O, in seconds.")
+	PressureMemoryWaiting = counter("container_pressure_memory_waiting_seconds_total",
+		"Time in which at least one task waited for memory, in seconds.")
+	PressureMemoryStalled = counter("container_pressure_memory_stalled_seconds_total",
+		"Time in which all tasks waited for memory, in seconds.")
+	PressureIOWaiting = counter("container_pressure_io_waiting_seconds_total",
+		"Time in which at least one task waited for I/O, in seconds.")
+	PressureIOStalled = counter("container_pressure_io_stalled_seconds_total", "Time in which all tasks waited for I/O, in seconds.")
 )

@@ -219,8 +219,9 @@ func blockIOV2(d *dir, s *Samples) {
 		read, write *Family
 		bytes       bool
 	}{
-		"rbytes": {opRead, FSReadBytes, FSWriteBytes, true}, "wbytes": {opWrite, FSReadBytes, FSWriteBytes, true}, "dbytes": {op: opDiscard, bytes: true},
-		"rios": {opRead, FSReads, FSWrites, false}, "wios": {opWrite, FSReads, FSWrites, false},
+		"rbytes": {opRead, FSReadBytes, FSWriteBytes, true}, "wbytes": {opWrite, FSReadBytes, FSWriteBytes, true},
+		"dbytes": {op: opDiscard, bytes: true},
+		"rios":   {opRead, FSReads, FSWrites, false}, "wios": {opWrite, FSReads, FSWrites, false},
 	}
 	for line := range bytes.Lines(d.file("io.stat")) {
 		number, fields, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))

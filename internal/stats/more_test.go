@@ -54,9 +54,11 @@ var moreV2 = map[string]string{
 // wantSamples are the samples of both trees. wantV1 and wantV2 are those that differ.
 var (
 	wantSamples = map[string]float64{
-		"container_cpu_usage_seconds_total total": 123.456789, "container_cpu_user_seconds_total": 55.78, "container_cpu_system_seconds_total": 27.36,
-		"container_cpu_cfs_periods_total": 100, "container_cpu_cfs_throttled_periods_total": 7, "container_cpu_cfs_throttled_seconds_total": 0.0009,
-		"container_cpu_cfs_burst_periods_total": 2, "container_cpu_cfs_burst_seconds_total": 3,
+		"container_cpu_usage_seconds_total total": 123.456789, "container_cpu_user_seconds_total": 55.78,
+		"container_cpu_system_seconds_total": 27.36,
+		"container_cpu_cfs_periods_total":    100, "container_cpu_cfs_throttled_periods_total": 7,
+		"container_cpu_cfs_throttled_seconds_total": 0.0009,
+		"container_cpu_cfs_burst_periods_total":     2, "container_cpu_cfs_burst_seconds_total": 3,
 		"container_memory_usage_bytes": 104857600, "container_memory_working_set_bytes": 100000000, "container_memory_max_usage_bytes": 150000000,
 		"container_memory_rss": 40000000, "container_memory_cache": 50000000, "container_memory_mapped_file": 3000000,
 		"container_memory_total_active_file_bytes": 15, "container_memory_total_inactive_file_bytes": 4857600,
@@ -279,9 +281,11 @@ func TestSpec(t *testing.T) {
 			"container_spec_memory_swap_limit_bytes": 0, "container_spec_memory_reservation_limit_bytes": 0,
 		}},
 		"all": {&runtimeapi.LinuxContainerResources{
-			CpuPeriod: 50000, CpuQuota: 20000, CpuShares: 2, MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 128, Unified: map[string]string{"memory.min": "32"},
+			CpuPeriod: 50000, CpuQuota: 20000, CpuShares: 2, MemoryLimitInBytes: 64, MemorySwapLimitInBytes: 128,
+			Unified: map[string]string{"memory.min": "32"},
 		}, map[string]float64{
-			"container_spec_cpu_period": 50000, "container_spec_cpu_quota": 20000, "container_spec_cpu_shares": 2, "container_spec_memory_limit_bytes": 64,
+			"container_spec_cpu_period": 50000, "container_spec_cpu_quota": 20000, "container_spec_cpu_shares": 2,
+			"container_spec_memory_limit_bytes":      64,
 			"container_spec_memory_swap_limit_bytes": 128, "container_spec_memory_reservation_limit_bytes": 32,
 		}},
 		"unlimited": {&runtimeapi.LinuxContainerResources{
@@ -325,7 +329,8 @@ func TestFamilies(t *testing.T) {
 			t.Errorf("family %+v: want one of its name, with a help text", f)
 		}
 		names[f.Name] = true
-		if total := strings.HasSuffix(f.Name, "_total"); total && f.Type != runtimeapi.MetricType_COUNTER && f.Name != "container_fs_inodes_total" {
+		if total := strings.HasSuffix(f.Name, "_total"); total && f.Type != runtimeapi.MetricType_COUNTER &&
+			f.Name != "container_fs_inodes_total" {
 			t.Errorf("%s is not a counter", f.Name)
 		}
 	}

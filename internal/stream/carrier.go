@@ -60,7 +60,8 @@ func Carry(ctx context.Context, argument string, with Carriage) error {
 	connections := connlimit.NewGroup(with.Logger).Limiter("streaming", config.Connections)
 	c := &carrier{config: config, with: with, listener: listener, connections: connections}
 	c.server = newServer(Config{
-		Logger: with.Logger, IdleTimeout: DefaultIdleTimeout, CreationTimeout: DefaultCreationTimeout, TokenTTL: DefaultTokenTTL, Connections: connections,
+		Logger: with.Logger, IdleTimeout: DefaultIdleTimeout, CreationTimeout: DefaultCreationTimeout, TokenTTL: DefaultTokenTTL,
+		Connections: connections,
 	}, listener, c.redeem)
 	c.control = fdpass.NewServer(control, c.answer, with.Logger)
 	defer c.control.Close()

@@ -104,11 +104,13 @@ func NewDispatcher(ctx context.Context, config DispatcherConfig) (*Dispatcher, e
 	if err := checkLoopback(config.Address); err != nil {
 		return nil, err
 	}
-	argument, err := json.Marshal(carrierConfig{Tickets: filepath.Join(config.Dir, "tickets"), Idle: cmp.Or(config.Idle, carrierIdle), Connections: config.Connections})
+	argument, err := json.Marshal(carrierConfig{Tickets: filepath.Join(config.Dir, "tickets"), Idle: cmp.Or(config.Idle, carrierIdle),
+		Connections: config.Connections})
 	if err != nil {
 		return nil, err
 	}
-	d := &Dispatcher{config: config, log: config.Logger.With("component", "stream"), argument: string(argument), changed: make(chan struct{}, 1)}
+	d := &Dispatcher{config: config, log: config.Logger.With("component", "stream"), argument: string(argument),
+		changed: make(chan struct{}, 1)}
 	if d.tickets, err = newIssuer(filepath.Join(config.Dir, "tickets"), DefaultTokenTTL, DefaultMaxTokens, d.log); err != nil {
 		return nil, fmt.Errorf("streaming: %w", err)
 	}
@@ -162,7 +164,8 @@ func (d *Dispatcher) takeOver(ctx context.Context) error {
 		d.carrier, err = process.Open(hello.PID)
 		return err
 	}
-	d.log.Info("the session carrier is of another build or configuration; it ends with its sessions", "pid", hello.PID, "sessions", hello.Sessions)
+	d.log.Info("the session carrier is of another build or configuration; it ends with its sessions", "pid", hello.PID, "sessions",
+		hello.Sessions)
 	_, err = d.order(ctx, orderDrain, &hello)
 	return err
 }
@@ -409,7 +412,8 @@ func (d *Dispatcher) containerURL(kind string, req proto.Message, id string) (st
 }
 
 // url plans a session and returns its URL, at a carrier or in this process.
-func (d *Dispatcher) url(kind string, req proto.Message, plan func(context.Context, string) (sandbox.Session, error), id string) (string, error) {
+func (d *Dispatcher) url(kind string, req proto.Message, plan func(context.Context, string) (sandbox.Session, error),
+	id string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), planTime)
 	defer cancel()
 	session, err := plan(ctx, id)

@@ -33,7 +33,8 @@ const carry = "carry"
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == carry {
 		servers := map[string]sandbox.SessionServer{"fake": carrierServer{}}
-		if err := stream.Carry(context.Background(), os.Args[2], stream.Carriage{Servers: servers, Logger: slog.New(slog.DiscardHandler)}); err != nil {
+		if err := stream.Carry(context.Background(), os.Args[2],
+			stream.Carriage{Servers: servers, Logger: slog.New(slog.DiscardHandler)}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -24,7 +24,8 @@ var errExecTimeout = errors.New("exec timeout")
 //
 // When the timeout expires, the program is killed, and the error is context.DeadlineExceeded, as the kubelet expects. A
 // timeout of 0 means no limit. An empty cmd or a negative timeout is an errdefs.ErrInvalidArgument.
-func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string, timeout time.Duration) (*runtimeapi.ExecSyncResponse, error) {
+func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string,
+	timeout time.Duration) (*runtimeapi.ExecSyncResponse, error) {
 	switch {
 	case containerID == "":
 		return nil, invalid("exec: container_id is empty")

@@ -72,7 +72,8 @@ func TestGuardLimit(t *testing.T) {
 		}
 		// In small portions, a part of the third header passes before its type is known.
 		if err == nil || passed < len(within) || passed >= len(within)+12 {
-			t.Fatalf("in portions of %d bytes, %d bytes passed, %v, want an error after the %d bytes of two streams", portion, passed, err, len(within))
+			t.Fatalf("in portions of %d bytes, %d bytes passed, %v, want an error after the %d bytes of two streams", portion, passed, err,
+				len(within))
 		}
 	}
 }

@@ -77,12 +77,14 @@ func TestReadLogs(t *testing.T) {
 func TestReadLogsOddEnds(t *testing.T) {
 	const whole = "2026-01-02T03:04:05.000000001Z stdout F one\n"
 	for name, c := range map[string]struct{ log, want string }{
-		"no newline at the end":      {whole + "2026-01-02T03:04:05.000000001Z stdout F two", "one\ntwo\n"},
-		"cut off by a crash":         {whole + "2026-01-02T03:0", "one\n"},
-		"piece at the end":           {whole + "2026-01-02T03:04:05.000000001Z stdout P two\n", "one\ntwo"},
-		"empty":                      {"", ""},
-		"longer than the buffer":     {"2026-01-02T03:04:05Z stdout F " + strings.Repeat("x", 200_000) + "\n" + whole, strings.Repeat("x", 200_000) + "\none\n"},
-		"piece longer than the same": {"2026-01-02T03:04:05Z stdout P " + strings.Repeat("x", 200_000) + "\n" + whole, strings.Repeat("x", 200_000) + "one\n"},
+		"no newline at the end": {whole + "2026-01-02T03:04:05.000000001Z stdout F two", "one\ntwo\n"},
+		"cut off by a crash":    {whole + "2026-01-02T03:0", "one\n"},
+		"piece at the end":      {whole + "2026-01-02T03:04:05.000000001Z stdout P two\n", "one\ntwo"},
+		"empty":                 {"", ""},
+		"longer than the buffer": {"2026-01-02T03:04:05Z stdout F " + strings.Repeat("x", 200_000) + "\n" + whole,
+			strings.Repeat("x", 200_000) + "\none\n"},
+		"piece longer than the same": {"2026-01-02T03:04:05Z stdout P " + strings.Repeat("x", 200_000) + "\n" + whole,
+			strings.Repeat("x", 200_000) + "one\n"},
 		"tag without content":        {"2026-01-02T03:04:05Z stdout F\n", "\n"},
 		"zeros after a power loss":   {whole + strings.Repeat("\x00", 5000) + "\n" + whole, "one\none\n"},
 		"more zeros than the buffer": {whole + strings.Repeat("\x00", 300_000) + "\n" + whole, "one\none\n"},
@@ -102,7 +104,8 @@ func TestReadLogsOddEnds(t *testing.T) {
 	}
 	var notices []error
 	notice := func(err error) { notices = append(notices, err) }
-	if err := stream.ReadLogs(t.Context(), writeFile(t, "hello\n"+whole+"hello\n\x00\n"), stream.LogOptions{Notice: notice}, nil, nil); err != nil ||
+	if err := stream.ReadLogs(t.Context(), writeFile(t, "hello\n"+whole+"hello\n\x00\n"), stream.LogOptions{Notice: notice}, nil,
+		nil); err != nil ||
 		len(notices) != 1 || !strings.Contains(notices[0].Error(), "hello") {
 		t.Errorf("ReadLogs of a log with three bad lines = %v, with the notices %v, want one", err, notices)
 	}
@@ -332,7 +335,8 @@ func TestFollowHalfAnEntry(t *testing.T) {
 
 // TestFollowAfterZeros: zeros at the end of a file, which a power loss left, hide nothing of the file that follows it.
 func TestFollowAfterZeros(t *testing.T) {
-	for name, first := range map[string]string{"after an entry": "2026-01-02T03:04:05Z stdout F one\n" + strings.Repeat("\x00", 200_000), "alone": "\x00\x00\n"} {
+	for name, first := range map[string]string{"after an entry": "2026-01-02T03:04:05Z stdout F one\n" + strings.Repeat("\x00", 200_000),
+		"alone": "\x00\x00\n"} {
 		path := writeFile(t, first)
 		out, done, ended, read := newExpecting(), make(chan error, 1), make(chan struct{}), make(chan struct{})
 		opts := stream.LogOptions{Follow: true, Ended: ended, Notice: func(error) { close(read) }}
@@ -361,7 +365,8 @@ func FuzzReadLogs(f *testing.F) {
 	f.Add([]byte("2026-01-02T03:04:05Z stderr P:F:x y"), 3)
 	path := filepath.Join(f.TempDir(), "0.log")
 	f.Fuzz(func(t *testing.T, log []byte, tail int) {
-		if line, err := crilog.Parse(log); err == nil && (line.Stream != crilog.Stdout && line.Stream != crilog.Stderr || len(line.Content) > len(log)) {
+		if line, err := crilog.Parse(log); err == nil &&
+			(line.Stream != crilog.Stdout && line.Stream != crilog.Stderr || len(line.Content) > len(log)) {
 			t.Errorf("Parse(%q) = %+v, want stdout or stderr, and content from the input", log, line)
 		}
 		if err := os.WriteFile(path, log, 0o600); err != nil {

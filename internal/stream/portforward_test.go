@@ -131,7 +131,8 @@ func TestPortForwardTCPEnds(t *testing.T) {
 	before := use(t)
 	t.Run("nobody listens", func(t *testing.T) {
 		_, theirs := tcpPair(t)
-		if err := stream.PortForwardTCP(t.Context(), dialHost, 1, theirs); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "port 1 ") {
+		if err := stream.PortForwardTCP(t.Context(), dialHost, 1, theirs); !errdefs.IsUnavailable(err) ||
+			!strings.Contains(err.Error(), "port 1 ") {
 			t.Errorf("PortForwardTCP = %v, want unavailable with the port's number", err)
 		}
 	})

@@ -122,11 +122,13 @@ var (
 	_ remotecommand.Attacher = stdioSession{}
 )
 
-func (s stdioSession) ExecInContainer(ctx context.Context, _, _, _ string, _ []string, in io.Reader, out, err io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
+func (s stdioSession) ExecInContainer(ctx context.Context, _, _, _ string, _ []string, in io.Reader, out, err io.WriteCloser, _ bool,
+	resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	return s.serve(ctx, in, out, err, resize)
 }
 
-func (s stdioSession) AttachContainer(ctx context.Context, _, _, _ string, in io.Reader, out, err io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize) error {
+func (s stdioSession) AttachContainer(ctx context.Context, _, _, _ string, in io.Reader, out, err io.WriteCloser, _ bool,
+	resize <-chan remotecommand.TerminalSize) error {
 	return s.serve(ctx, in, out, err, resize)
 }
 

@@ -148,10 +148,12 @@ func listen(address string) (*net.TCPListener, error) {
 func checkLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return fmt.Errorf("streaming address %q: %w: give an IP address and a port, e.g. %s: %w", address, err, DefaultAddress, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("streaming address %q: %w: give an IP address and a port, e.g. %s: %w", address, err, DefaultAddress,
+			errdefs.ErrInvalidArgument)
 	}
 	if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-		return fmt.Errorf("streaming address %q is not a loopback IP address: sessions are not encrypted, use e.g. %s: %w", address, DefaultAddress, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("streaming address %q is not a loopback IP address: sessions are not encrypted, use e.g. %s: %w", address,
+			DefaultAddress, errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

@@ -111,7 +111,8 @@ func TestExecStdin(t *testing.T) {
 		}
 		var stdout bytes.Buffer
 		url := execURL(t, s, &runtimeapi.ExecRequest{Stdin: true, Stdout: true})
-		err := client(t, protocol, url).StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: bytes.NewReader(input), Stdout: &stdout})
+		err := client(t, protocol, url).StreamWithContext(t.Context(),
+			remotecommand.StreamOptions{Stdin: bytes.NewReader(input), Stdout: &stdout})
 		if err != nil || !bytes.Equal(stdout.Bytes(), input) {
 			t.Errorf("client got %d bytes of stdout, %v, want the %d bytes of the input", stdout.Len(), err, len(input))
 		}
@@ -164,7 +165,8 @@ func TestExecTerminal(t *testing.T) {
 		url := execURL(t, s, &runtimeapi.ExecRequest{Stdin: true, Stdout: true, Tty: true})
 		c := client(t, protocol, url)
 		go func() {
-			done <- c.StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Tty: true, TerminalSizeQueue: sizeQueue(sizes)})
+			done <- c.StreamWithContext(t.Context(),
+				remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Tty: true, TerminalSizeQueue: sizeQueue(sizes)})
 		}()
 		sizes <- remotecommand.TerminalSize{Width: 80, Height: 24}
 		stdout.waitFor(t, "80x24")

@@ -148,7 +148,8 @@ func (i *issuer) issue(kind string, req proto.Message, session sandbox.Session) 
 		return "", fmt.Errorf("too many unused streaming URLs (%d): use them, or wait %s: %w", len(i.issued), i.ttl, errdefs.ErrResourceExhausted)
 	}
 	token, expires := rand.Text(), now.Add(i.ttl)
-	if err := i.dir.write(token, ticketFile{Version: ticketVersion, Kind: kind, Expires: expires, Request: request, Session: session}); err != nil {
+	if err := i.dir.write(token,
+		ticketFile{Version: ticketVersion, Kind: kind, Expires: expires, Request: request, Session: session}); err != nil {
 		return "", fmt.Errorf("write a session's ticket: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	i.issued = append(i.issued, issuedTicket{token, expires})

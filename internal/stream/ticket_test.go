@@ -26,7 +26,8 @@ func testIssuer(t *testing.T, dir string, most int) *issuer {
 
 func issueExec(t *testing.T, i *issuer, id string) string {
 	t.Helper()
-	token, err := i.issue(kindExec, &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"true"}}, sandbox.Session{Handler: "linux", Container: id})
+	token, err := i.issue(kindExec, &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"true"}},
+		sandbox.Session{Handler: "linux", Container: id})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +49,8 @@ func TestTicket(t *testing.T) {
 		t.Error("a ticket for exec was redeemed for attach")
 	}
 	req, session, ok := next.dir.redeem(kindExec, token)
-	if got, _ := req.(*runtimeapi.ExecRequest); !ok || got.GetContainerId() != "c1" || session.Container != "c1" || session.Handler != "linux" {
+	if got, _ := req.(*runtimeapi.ExecRequest); !ok || got.GetContainerId() != "c1" || session.Container != "c1" ||
+		session.Handler != "linux" {
 		t.Errorf("redeem = %v, %+v, %v", req, session, ok)
 	}
 	if _, _, ok := next.dir.redeem(kindExec, token); ok {
@@ -91,7 +93,8 @@ func TestTicketsAreLimited(t *testing.T) {
 func TestForeignTickets(t *testing.T) {
 	dir := t.TempDir()
 	const damaged, newer = "AAAAAAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBBBBBB"
-	for name, content := range map[string]string{damaged: `{"version":1,"kind":"exec"`, newer: `{"version":2,"kind":"exec","expires":"2999-01-01T00:00:00Z","request":{}}`} {
+	for name, content := range map[string]string{damaged: `{"version":1,"kind":"exec"`,
+		newer: `{"version":2,"kind":"exec","expires":"2999-01-01T00:00:00Z","request":{}}`} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}

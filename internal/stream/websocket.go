@@ -20,7 +20,8 @@ import (
 
 // The subprotocols of WebSocket sessions. To a client that names none, the libraries speak an older one without a name.
 var (
-	stdioProtocols   = []string{remotecommand.StreamProtocolV5Name, "v4.channel.k8s.io", "v4.base64.channel.k8s.io", wsstream.ChannelWebSocketProtocol, wsstream.Base64ChannelWebSocketProtocol}
+	stdioProtocols = []string{remotecommand.StreamProtocolV5Name, "v4.channel.k8s.io", "v4.base64.channel.k8s.io",
+		wsstream.ChannelWebSocketProtocol, wsstream.Base64ChannelWebSocketProtocol}
 	forwardProtocols = []string{portforward.WebsocketsSPDYTunnelingPortForwardV1, "v4.channel.k8s.io", "v4.base64.channel.k8s.io"}
 )
 
@@ -28,10 +29,12 @@ var (
 // with those that it speaks; the libraries would answer with 403 and nothing else.
 func speaks(w http.ResponseWriter, r *http.Request, protocols []string) bool {
 	asked := websocket.Subprotocols(r)
-	if !wsstream.IsWebSocketRequest(r) || len(asked) == 0 || slices.ContainsFunc(asked, func(p string) bool { return slices.Contains(protocols, p) }) {
+	if !wsstream.IsWebSocketRequest(r) || len(asked) == 0 ||
+		slices.ContainsFunc(asked, func(p string) bool { return slices.Contains(protocols, p) }) {
 		return true
 	}
-	http.Error(w, fmt.Sprintf("none of the subprotocols %s is spoken here; ask for one of %s", strings.Join(asked, ", "), strings.Join(protocols, ", ")),
+	http.Error(w, fmt.Sprintf("none of the subprotocols %s is spoken here; ask for one of %s", strings.Join(asked, ", "),
+		strings.Join(protocols, ", ")),
 		http.StatusBadRequest)
 	return false
 }

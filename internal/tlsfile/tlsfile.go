@@ -43,7 +43,8 @@ func (p Pair) Server(clientCA string) (*tls.Config, error) {
 	if _, err := p.Read(); err != nil {
 		return nil, err
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.Read() }}
+	config := &tls.Config{MinVersion: tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.Read() }}
 	if clientCA == "" {
 		return config, nil
 	}

@@ -208,7 +208,8 @@ func (d *dialed) NewStream(ctx context.Context, desc *grpc.StreamDesc, method st
 	opts = append(d.defaults[:len(d.defaults):len(d.defaults)], opts...)
 	var next func(n int) grpc.Streamer
 	next = func(n int) grpc.Streamer {
-		return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+			opts ...grpc.CallOption) (grpc.ClientStream, error) {
 			if n == len(d.stream) {
 				return d.open(ctx, desc, method, opts)
 			}

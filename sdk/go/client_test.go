@@ -91,8 +91,9 @@ func newTestClient(t *testing.T, f *fakeServer, opts ...ClientOption) *dialed {
 func TestClientTargets(t *testing.T) {
 	tls := WithTransportCredentials(credentials.NewTLS(nil))
 	for target, want := range map[string]string{
-		"a.test": "https://a.test:443", "a.test:1": "https://a.test:1", "dns:///a.test:1": "https://a.test:1", "passthrough:///10.0.0.1:80": "https://10.0.0.1:80",
-		"[::1]:1": "https://[::1]:1", "::1": "https://[::1]:443", "[::1]": "https://[::1]:443",
+		"a.test": "https://a.test:443", "a.test:1": "https://a.test:1", "dns:///a.test:1": "https://a.test:1",
+		"passthrough:///10.0.0.1:80": "https://10.0.0.1:80",
+		"[::1]:1":                    "https://[::1]:1", "::1": "https://[::1]:443", "[::1]": "https://[::1]:443",
 		"": "", "unix:///run/a": "", "a.test:0": "", "a.test:http": "", "a.test:70000": "", ":1": "", "a:b:c": "", "xds:///a": "",
 	} {
 		d, err := newDialed(target, []ClientOption{tls}, nil)
@@ -100,7 +101,8 @@ func TestClientTargets(t *testing.T) {
 			t.Errorf("target %q = %+v, error %v; want %q", target, d, err, want)
 		}
 	}
-	if d, err := newDialed("a.test:1", []ClientOption{WithTransportCredentials(insecure.NewCredentials())}, nil); err != nil || d.target != "http://a.test:1" {
+	if d, err := newDialed("a.test:1", []ClientOption{WithTransportCredentials(insecure.NewCredentials())}, nil); err != nil ||
+		d.target != "http://a.test:1" {
 		t.Errorf("without TLS: %+v, error %v", d, err)
 	}
 	if _, err := newDialed("a.test:1", nil, nil); !errors.Is(err, errNoCredentials) {
@@ -127,7 +129,8 @@ func TestClientUnary(t *testing.T) {
 	if !reflect.DeepEqual(*r, want) || r.timeout <= 0 || r.timeout > int64(time.Hour) {
 		t.Errorf("request %+v; want %+v", *r, want)
 	}
-	if !slices.Equal(f.log, []string{"finish"}) || !slices.Equal(header["h"], []string{"1"}) || !slices.Equal(trailer["t"], []string{"2"}) || len(finished) != 1 || finished[0] != nil {
+	if !slices.Equal(f.log, []string{"finish"}) || !slices.Equal(header["h"], []string{"1"}) || !slices.Equal(trailer["t"], []string{"2"}) ||
+		len(finished) != 1 || finished[0] != nil {
 		t.Errorf("log %v, header %v, trailer %v, finished %v", f.log, header, trailer, finished)
 	}
 }
@@ -141,20 +144,23 @@ func TestClientStatus(t *testing.T) {
 		code   codes.Code
 		text   string
 	}{
-		"status":           {fakeServer{events: replies(ended(codes.NotFound, "x"))}, nil, codes.NotFound, "x"},
-		"trailers only":    {fakeServer{events: []clientEvent{ended(codes.NotFound, "x")}}, nil, codes.NotFound, "x"},
-		"status after":     {fakeServer{events: replies(one, ended(codes.Aborted, "x"))}, nil, codes.Aborted, "x"},
-		"early end":        {fakeServer{events: replies(ended(codes.Aborted, "x")), ended: io.EOF}, nil, codes.Aborted, "x"},
-		"no reply":         {fakeServer{events: replies(ended(codes.OK, ""))}, nil, codes.Internal, "no response message"},
-		"two replies":      {fakeServer{events: replies(one, one, ended(codes.OK, ""))}, nil, codes.Internal, "another message"},
-		"malformed reply":  {fakeServer{events: replies(clientEvent{message: []byte{0xff}}, ended(codes.OK, ""))}, nil, codes.Internal, "unmarshal"},
-		"refused":          {fakeServer{refuse: status.Error(codes.PermissionDenied, "x")}, nil, codes.PermissionDenied, "x"},
-		"large request":    {fakeServer{}, []grpc.CallOption{grpc.MaxCallSendMsgSize(1)}, codes.ResourceExhausted, "larger than max"},
-		"compressor":       {fakeServer{}, []grpc.CallOption{grpc.UseCompressor(gzip.Name)}, codes.Internal, "gzip"},
-		"content subtype":  {fakeServer{}, []grpc.CallOption{grpc.CallContentSubtype("json")}, codes.Internal, "json"},
-		"credentials":      {fakeServer{}, []grpc.CallOption{grpc.PerRPCCredentials(token{secure: true})}, codes.Unauthenticated, "insecure connection"},
-		"bad credentials":  {fakeServer{}, []grpc.CallOption{grpc.PerRPCCredentials(token{key: "b d"})}, codes.Internal, "illegal characters"},
-		"good credentials": {fakeServer{events: replies(one, ended(codes.OK, ""))}, []grpc.CallOption{grpc.PerRPCCredentials(token{key: "authorization"})}, codes.OK, ""},
+		"status":        {fakeServer{events: replies(ended(codes.NotFound, "x"))}, nil, codes.NotFound, "x"},
+		"trailers only": {fakeServer{events: []clientEvent{ended(codes.NotFound, "x")}}, nil, codes.NotFound, "x"},
+		"status after":  {fakeServer{events: replies(one, ended(codes.Aborted, "x"))}, nil, codes.Aborted, "x"},
+		"early end":     {fakeServer{events: replies(ended(codes.Aborted, "x")), ended: io.EOF}, nil, codes.Aborted, "x"},
+		"no reply":      {fakeServer{events: replies(ended(codes.OK, ""))}, nil, codes.Internal, "no response message"},
+		"two replies":   {fakeServer{events: replies(one, one, ended(codes.OK, ""))}, nil, codes.Internal, "another message"},
+		"malformed reply": {fakeServer{events: replies(clientEvent{message: []byte{0xff}}, ended(codes.OK, ""))}, nil, codes.Internal,
+			"unmarshal"},
+		"refused":         {fakeServer{refuse: status.Error(codes.PermissionDenied, "x")}, nil, codes.PermissionDenied, "x"},
+		"large request":   {fakeServer{}, []grpc.CallOption{grpc.MaxCallSendMsgSize(1)}, codes.ResourceExhausted, "larger than max"},
+		"compressor":      {fakeServer{}, []grpc.CallOption{grpc.UseCompressor(gzip.Name)}, codes.Internal, "gzip"},
+		"content subtype": {fakeServer{}, []grpc.CallOption{grpc.CallContentSubtype("json")}, codes.Internal, "json"},
+		"credentials": {fakeServer{}, []grpc.CallOption{grpc.PerRPCCredentials(token{secure: true})}, codes.Unauthenticated,
+			"insecure connection"},
+		"bad credentials": {fakeServer{}, []grpc.CallOption{grpc.PerRPCCredentials(token{key: "b d"})}, codes.Internal, "illegal characters"},
+		"good credentials": {fakeServer{events: replies(one, ended(codes.OK, ""))},
+			[]grpc.CallOption{grpc.PerRPCCredentials(token{key: "authorization"})}, codes.OK, ""},
 	} {
 		t.Run(what, func(t *testing.T) {
 			_, err := pb.NewTestServiceClient(newTestClient(t, &c.server)).UnaryCall(t.Context(), &pb.SimpleRequest{ResponseSize: 1}, c.opts...)
@@ -190,7 +196,8 @@ func (k token) RequireTransportSecurity() bool { return k.secure }
 
 // TestClientStream: a stream's messages, header, end and trailer.
 func TestClientStream(t *testing.T) {
-	f := &fakeServer{events: replies(message(t, &pb.StreamingOutputCallResponse{Payload: &pb.Payload{Body: []byte("b")}}), message(t, &pb.StreamingOutputCallResponse{}), ended(codes.OK, ""))}
+	f := &fakeServer{events: replies(message(t, &pb.StreamingOutputCallResponse{Payload: &pb.Payload{Body: []byte("b")}}),
+		message(t, &pb.StreamingOutputCallResponse{}), ended(codes.OK, ""))}
 	s, err := pb.NewTestServiceClient(newTestClient(t, f)).FullDuplexCall(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -254,18 +261,21 @@ func TestClientCancel(t *testing.T) {
 func TestClientInterceptors(t *testing.T) {
 	var log []string
 	unary := func(name string) grpc.UnaryClientInterceptor {
-		return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			log = append(log, name)
 			return next(ctx, method, req, reply, cc, opts...)
 		}
 	}
-	stream := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	stream := func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer,
+		opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		log = append(log, "stream")
 		return next(ctx, desc, cc, method, opts...)
 	}
 	var trailer metadata.MD
 	f := &fakeServer{events: []clientEvent{ended(codes.Aborted, "")}}
-	client := pb.NewTestServiceClient(newTestClient(t, f, WithUnaryInterceptor(unary("1")), WithChainUnaryInterceptor(unary("2")), WithStreamInterceptor(stream),
+	client := pb.NewTestServiceClient(newTestClient(t, f, WithUnaryInterceptor(unary("1")), WithChainUnaryInterceptor(unary("2")),
+		WithStreamInterceptor(stream),
 		WithDefaultCallOptions(grpc.Trailer(&trailer))))
 	if _, err := client.UnaryCall(t.Context(), &pb.SimpleRequest{}); status.Code(err) != codes.Aborted || len(trailer) != 1 {
 		t.Errorf("UnaryCall: %v, trailer %v", err, trailer)

@@ -225,7 +225,8 @@ func (s *clientStream) RecvMsg(m any) error {
 		s.pump()
 	}
 	if s.pending {
-		s.end(status.Error(codes.Internal, "cardinality violation: expected <EOF> for non server-streaming RPCs, but received another message"), nil)
+		s.end(status.Error(codes.Internal, "cardinality violation: expected <EOF> for non server-streaming RPCs, but received another message"),
+			nil)
 	}
 	if s.err == io.EOF {
 		return nil

@@ -66,7 +66,8 @@ type client interface {
 
 // newContext returns the context of a call with its metadata, peer and deadline; timeout < 0 means no deadline.
 func newContext(call client, md metadata.MD, address string, timeout time.Duration) (ctx context.Context, end func()) {
-	c := &callContext{base: peer.NewContext(metadata.NewIncomingContext(context.Background(), md), &peer.Peer{Addr: clientAddr(address)}), call: call}
+	c := &callContext{base: peer.NewContext(metadata.NewIncomingContext(context.Background(), md), &peer.Peer{Addr: clientAddr(address)}),
+		call: call}
 	if timeout >= 0 {
 		c.deadline = time.Now().Add(timeout)
 	}

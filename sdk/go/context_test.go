@@ -65,7 +65,8 @@ func TestContextOfCall(t *testing.T) {
 					t.Errorf("%s has not ended", what)
 				}
 			}
-			for what, err := range map[string]error{"the context": ctx.Err(), "its cause": context.Cause(ctx), "a derived one": derived.Err(), "its own cause": context.Cause(derived)} {
+			for what, err := range map[string]error{"the context": ctx.Err(), "its cause": context.Cause(ctx), "a derived one": derived.Err(),
+				"its own cause": context.Cause(derived)} {
 				if !errors.Is(err, test.want) {
 					t.Errorf("%s: got error %v, want %v", what, err, test.want)
 				}

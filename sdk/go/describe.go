@@ -23,7 +23,8 @@ func (s *Server) describe() (services []string, files []byte, err error) {
 	for _, name := range services {
 		found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
 		if err != nil {
-			return nil, nil, fmt.Errorf("service %s: its .proto file is not linked in (import the package that protoc-gen-go made from it): %w", name, err)
+			return nil, nil, fmt.Errorf("service %s: its .proto file is not linked in (import the package that protoc-gen-go made from it): %w",
+				name, err)
 		}
 		if _, ok := found.(protoreflect.ServiceDescriptor); !ok {
 			return nil, nil, fmt.Errorf("service %s: the linked .proto files declare this name as something else", name)

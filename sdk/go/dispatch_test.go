@@ -246,7 +246,8 @@ func TestInterceptors(t *testing.T) {
 	call(t, methods+"UnaryCall", &fakeHost{}, asking(""), options...)
 	call(t, methods+"StreamingInputCall", &fakeHost{}, nil, options...)
 	const in = methods + "StreamingInputCall"
-	want := []string{"a" + methods + "UnaryCall", "b" + methods + "UnaryCall", "c" + methods + "UnaryCall", "d" + in + "true false", "e" + in + "true false"}
+	want := []string{"a" + methods + "UnaryCall", "b" + methods + "UnaryCall", "c" + methods + "UnaryCall", "d" + in + "true false",
+		"e" + in + "true false"}
 	if !slices.Equal(log, want) {
 		t.Errorf("order = %q; want %q", log, want)
 	}

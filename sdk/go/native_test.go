@@ -25,8 +25,10 @@ func TestNative(t *testing.T) {
 	go func() { _ = native.Serve(l) }()
 	defer native.Stop()
 	called := 0
-	conn, err := NewClient(l.Addr().String(), WithTransportCredentials(insecure.NewCredentials()), WithUserAgent("me"), WithAuthority("a.test"),
-		WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	conn, err := NewClient(l.Addr().String(), WithTransportCredentials(insecure.NewCredentials()), WithUserAgent("me"),
+		WithAuthority("a.test"),
+		WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker,
+			opts ...grpc.CallOption) error {
 			called++
 			return next(ctx, method, req, reply, cc, opts...)
 		}))

@@ -107,7 +107,8 @@ func (s *Server) GetServiceInfo() map[string]grpc.ServiceInfo {
 			info.Methods = append(info.Methods, grpc.MethodInfo{Name: m.MethodName})
 		}
 		for _, m := range registered.desc.Streams {
-			info.Methods = append(info.Methods, grpc.MethodInfo{Name: m.StreamName, IsClientStream: m.ClientStreams, IsServerStream: m.ServerStreams})
+			info.Methods = append(info.Methods,
+				grpc.MethodInfo{Name: m.StreamName, IsClientStream: m.ClientStreams, IsServerStream: m.ServerStreams})
 		}
 		all[name] = info
 	}

@@ -109,7 +109,8 @@ func (s *serverStream) set(md metadata.MD, set func(key, value string)) error {
 // reserved reports whether a key belongs to the protocol. Like grpc-go, such metadata is dropped.
 func reserved(key string) bool {
 	switch key {
-	case "content-type", "user-agent", "te", "connection", "content-length", "transfer-encoding", "trailer", "date", "host", "upgrade", "keep-alive",
+	case "content-type", "user-agent", "te", "connection", "content-length", "transfer-encoding", "trailer", "date", "host", "upgrade",
+		"keep-alive",
 		"proxy-connection", "content-encoding", "accept-encoding", "alt-svc", "http2-settings":
 		return true
 	}

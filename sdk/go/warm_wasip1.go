@@ -147,9 +147,10 @@ func rehearsed(f func(context.Context, *anypb.Any) (proto.Message, error)) grpc.
 		if err := decode(in); err != nil {
 			return nil, err
 		}
-		return interceptor(ctx, in, &grpc.UnaryServerInfo{Server: impl, FullMethod: "/tripod.Rehearsal/"}, func(ctx context.Context, in any) (any, error) {
-			return f(ctx, in.(*anypb.Any))
-		})
+		return interceptor(ctx, in, &grpc.UnaryServerInfo{Server: impl, FullMethod: "/tripod.Rehearsal/"},
+			func(ctx context.Context, in any) (any, error) {
+				return f(ctx, in.(*anypb.Any))
+			})
 	}
 }
 

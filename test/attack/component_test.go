@@ -78,7 +78,8 @@ func (f *component) callAll(t *testing.T, n int, method, message, codes string) 
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(func() {
-			if got, err := f.call(t.Context(), method, message); err != nil || got != "deadline_exceeded" && !slices.Contains(strings.Split(codes, "|"), got) {
+			if got, err := f.call(t.Context(), method, message); err != nil ||
+				got != "deadline_exceeded" && !slices.Contains(strings.Split(codes, "|"), got) {
 				t.Errorf("%s %s: got code %q, error %v; want code %q", method, message, got, err, codes)
 			}
 		})
@@ -134,7 +135,9 @@ func TestComponent(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			if _, err := fmt.Fprintf(conn, "POST /faults.v1.Faults/Tick HTTP/1.1\r\nHost: x\r\nContent-Type: application/connect+json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+			if _, err := fmt.Fprintf(conn,
+				"POST /faults.v1.Faults/Tick HTTP/1.1\r\nHost: x\r\nContent-Type: application/connect+json\r\nContent-Length: %d\r\n\r\n%s", len(body),
+				body); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -80,7 +80,8 @@ func TestContainer(t *testing.T) {
 			"cat /proc/kcore | head -c 1 | grep -q .", "cat /proc/timer_list | grep -q .", "cat /proc/keys | grep -q .",
 			"echo 0 >/sys/kernel/mm/transparent_hugepage/enabled", "echo 1 >/sys/fs/cgroup/memory/memory.limit_in_bytes",
 			"hostname taken", "insmod /etc/passwd", "swapoff -a && swapon /etc/passwd",
-			"ip link add name taken type dummy", "iptables -L", "unshare -m true", "unshare -r mount -t tmpfs none /mnt", "nsenter -t 1 -m ls /var/lib/kubelet",
+			"ip link add name taken type dummy", "iptables -L", "unshare -m true", "unshare -r mount -t tmpfs none /mnt",
+			"nsenter -t 1 -m ls /var/lib/kubelet",
 			"ls /proc/1/root/"+g.d.Root, "renice -n -20 -p 1", "echo -1000 >/proc/1/oom_score_adj", "chroot /proc/1/cwd/../../../.. ls "+g.d.Root)
 	})
 	g.attack("descriptors", func(t *testing.T) {
@@ -97,7 +98,8 @@ func TestContainer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b, a := before.Sys().(*syscall.Stat_t), after.Sys().(*syscall.Stat_t); before.Mode() != after.Mode() || b.Uid != a.Uid || b.Gid != a.Gid {
+		if b, a := before.Sys().(*syscall.Stat_t), after.Sys().(*syscall.Stat_t); before.Mode() != after.Mode() || b.Uid != a.Uid ||
+			b.Gid != a.Gid {
 			t.Errorf("the host's /dev/null: got mode %v, owner %d; want mode %v, owner %d", after.Mode(), a.Uid, before.Mode(), b.Uid)
 		}
 	})
@@ -136,11 +138,14 @@ func TestContainer(t *testing.T) {
 		// The output exceeds the limit of an answer, and a child keeps the streams open.
 		ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 		defer cancel()
-		resp, err := g.d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "yes | head -c 40000000; sleep 3600 &"}, Timeout: 20})
+		resp, err := g.d.CRI().ExecSync(ctx,
+			&runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "yes | head -c 40000000; sleep 3600 &"}, Timeout: 20})
 		if err == nil && len(resp.Stdout) > 16<<20 {
 			t.Errorf("output of the exec: got %d bytes, want at most %d", len(resp.Stdout), 16<<20)
 		}
-		if _, err := g.d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "trap '' TERM INT HUP; while :; do :; done"}, Timeout: 1}); err == nil {
+		if _, err := g.d.CRI().ExecSync(ctx,
+			&runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "trap '' TERM INT HUP; while :; do :; done"},
+				Timeout: 1}); err == nil {
 			t.Error("ExecSync of an endless command succeeded, want a timeout")
 		}
 	})

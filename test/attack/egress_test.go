@@ -79,9 +79,10 @@ func TestComponentThatCallsOut(t *testing.T) {
 	var c *caller
 	var helper string
 	g.Run("start", func(*testing.T) {
-		pod := g.d.RunWasm(g.T, &harness.PodSpec{Name: "attacker-out", Image: harness.FetchC, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
-			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: podMemory, CpuQuota: 50_000, CpuPeriod: 100_000}
-		}}})
+		pod := g.d.RunWasm(g.T,
+			&harness.PodSpec{Name: "attacker-out", Image: harness.FetchC, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+				c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: podMemory, CpuQuota: 50_000, CpuPeriod: 100_000}
+			}}})
 		ip := pod.Pod.IP()
 		c = &caller{pod, "http://" + net.JoinHostPort(ip, "80")}
 		helper = "http://" + net.JoinHostPort(harness.NodeAddress(t, ip), port)
@@ -97,7 +98,8 @@ func TestComponentThatCallsOut(t *testing.T) {
 		})
 	}
 	g.attack("redirects to the metadata service and to loopback", func(t *testing.T) {
-		for _, to := range []string{"http://169.254.169.254/latest/", "http://127.0.0.1:" + port + "/", "http://[::1]:" + port + "/", "http://localhost/", "http://0.0.0.0:" + port + "/"} {
+		for _, to := range []string{"http://169.254.169.254/latest/", "http://127.0.0.1:" + port + "/", "http://[::1]:" + port + "/",
+			"http://localhost/", "http://0.0.0.0:" + port + "/"} {
 			if got, err := c.fetch(t.Context(), "/fetch", helper+"/redirect?"+to, "X-Follow"); got != "502 destination-IP-prohibited" {
 				t.Errorf("%s: got %q, error %v", to, got, err)
 			}
@@ -108,7 +110,8 @@ func TestComponentThatCallsOut(t *testing.T) {
 		var all sync.WaitGroup
 		for range 8 {
 			all.Go(func() {
-				if got, err := c.fetch(t.Context(), "/hoard", helper+"/silent"); !strings.HasSuffix(got, "connection-limit-reached") && !strings.HasPrefix(got, "50") {
+				if got, err := c.fetch(t.Context(), "/hoard", helper+"/silent"); !strings.HasSuffix(got, "connection-limit-reached") &&
+					!strings.HasPrefix(got, "50") {
 					t.Errorf("got %q, error %v; want a limit", got, err)
 				}
 			})
@@ -121,7 +124,8 @@ func TestComponentThatCallsOut(t *testing.T) {
 		for i := range 32 {
 			all.Go(func() {
 				for n := range 10 {
-					if got, err := c.fetch(t.Context(), "/fetch", fmt.Sprintf("http://n%d-%d.invalid/", i, n)); !strings.HasPrefix(got, "502 DNS-") && !strings.HasPrefix(got, "503") {
+					if got, err := c.fetch(t.Context(), "/fetch", fmt.Sprintf("http://n%d-%d.invalid/", i, n)); !strings.HasPrefix(got, "502 DNS-") &&
+						!strings.HasPrefix(got, "503") {
 						t.Errorf("got %q, error %v; want an error of the name", got, err)
 					}
 				}

@@ -28,7 +28,8 @@ func (g *ground) run(t *testing.T, image, handler string) (*harness.Container, e
 		return nil, err
 	}
 	t.Cleanup(func() {
-		if _, err := g.d.ImageCRI().RemoveImage(context.Background(), &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}}); err != nil {
+		if _, err := g.d.ImageCRI().RemoveImage(context.Background(),
+			&runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: image}}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -39,7 +40,8 @@ func (g *ground) run(t *testing.T, image, handler string) (*harness.Container, e
 	if handler == "" {
 		harness.Sleep()(config)
 	}
-	resp, err := g.d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config})
+	resp, err := g.d.CRI().CreateContainer(t.Context(),
+		&runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config})
 	if err != nil {
 		return nil, err
 	}
@@ -97,14 +99,16 @@ func TestImage(t *testing.T) {
 		}
 	})
 	for name, image := range map[string]string{
-		"out by a path":      o.push(t, "dotdot", layer(t, &tar.Header{Name: "../../../../../../" + marker, Typeflag: tar.TypeReg})),
-		"out by a hard link": o.push(t, "hardlink", layer(t, &tar.Header{Name: "passwd", Typeflag: tar.TypeLink, Linkname: "../../../../../../../etc/passwd"})),
-		"out by a symlink":   o.push(t, "symlink", layer(t, &tar.Header{Name: "out", Typeflag: tar.TypeSymlink, Linkname: "/"}, &tar.Header{Name: "out/" + marker, Typeflag: tar.TypeReg})),
-		"disk of the node":   o.push(t, "device", layer(t, &tar.Header{Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 254})),
-		"bomb":               o.push(t, "bomb", bomb(t)),
-		"cut off":            o.push(t, "cut", layer(t, &tar.Header{Name: "file", Typeflag: tar.TypeReg, Size: 100_000})[:80]),
-		"junk":               o.push(t, "junk", []byte(strings.Repeat("junk", 1000))),
-		"nested":             o.pushNested(t),
+		"out by a path": o.push(t, "dotdot", layer(t, &tar.Header{Name: "../../../../../../" + marker, Typeflag: tar.TypeReg})),
+		"out by a hard link": o.push(t, "hardlink",
+			layer(t, &tar.Header{Name: "passwd", Typeflag: tar.TypeLink, Linkname: "../../../../../../../etc/passwd"})),
+		"out by a symlink": o.push(t, "symlink",
+			layer(t, &tar.Header{Name: "out", Typeflag: tar.TypeSymlink, Linkname: "/"}, &tar.Header{Name: "out/" + marker, Typeflag: tar.TypeReg})),
+		"disk of the node": o.push(t, "device", layer(t, &tar.Header{Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 254})),
+		"bomb":             o.push(t, "bomb", bomb(t)),
+		"cut off":          o.push(t, "cut", layer(t, &tar.Header{Name: "file", Typeflag: tar.TypeReg, Size: 100_000})[:80]),
+		"junk":             o.push(t, "junk", []byte(strings.Repeat("junk", 1000))),
+		"nested":           o.pushNested(t),
 	} {
 		g.attack(name, func(t *testing.T) {
 			t.Cleanup(o.server.CloseClientConnections)
@@ -176,7 +180,8 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 func hostsFile(t *testing.T, dir, host, url string) {
 	t.Helper()
 	text := fmt.Sprintf("server = %[1]q\n[host.%[1]q]\ncapabilities = [\"pull\", \"resolve\"]\n", url)
-	if err := errors.Join(os.MkdirAll(filepath.Join(dir, host), 0o755), os.WriteFile(filepath.Join(dir, host, "hosts.toml"), []byte(text), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, host), 0o755),
+		os.WriteFile(filepath.Join(dir, host, "hosts.toml"), []byte(text), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 }

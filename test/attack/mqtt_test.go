@@ -141,11 +141,14 @@ func TestMQTTClient(t *testing.T) {
 	g.attack("orders", func(t *testing.T) {
 		conn := send(t, address, connect("orders"))
 		for _, order := range []string{
-			`{`, `null`, `[[[[[[[[` + strings.Repeat("[", 100_000), `{"object_id":"1","action":"create","type":"arts_req","data":{"type":"module","uuid":"../../x","name":"n","filename":"/etc/passwd"}}`,
-			`{"object_id":"2","action":"create","type":"arts_req","data":{"type":"module","uuid":"m","name":"n","filename":"` + filepath.Join(harness.Root(), "../../../etc/passwd") + `"}}`,
+			`{`, `null`, `[[[[[[[[` + strings.Repeat("[", 100_000),
+			`{"object_id":"1","action":"create","type":"arts_req","data":{"type":"module","uuid":"../../x","name":"n","filename":"/etc/passwd"}}`,
+			`{"object_id":"2","action":"create","type":"arts_req","data":{"type":"module","uuid":"m","name":"n","filename":"` +
+				filepath.Join(harness.Root(), "../../../etc/passwd") + `"}}`,
 			`{"object_id":"3","action":"` + strings.Repeat("x", 100_000) + `"}`,
 		} {
-			for _, topic := range []string{"realm/proc/control", "realm/proc/control/x", "realm/proc/reg", "realm/proc/keepalive", "realm/proc/desired"} {
+			for _, topic := range []string{"realm/proc/control", "realm/proc/control/x", "realm/proc/reg", "realm/proc/keepalive",
+				"realm/proc/desired"} {
 				if _, err := io.WriteString(conn, packet(0x30, text(topic), order)); err != nil {
 					t.Fatal(err)
 				}

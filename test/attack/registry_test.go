@@ -105,7 +105,8 @@ func (o *origin) push(t *testing.T, repository string, layer []byte) string {
 // pushNested creates an image of a thousand nested indices and returns its reference.
 func (o *origin) pushNested(t *testing.T) string {
 	t.Helper()
-	d := o.add("nested", v1.MediaTypeImageIndex, encode(t, v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex}))
+	d := o.add("nested", v1.MediaTypeImageIndex,
+		encode(t, v1.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex}))
 	for range 1000 {
 		d = o.add("nested", v1.MediaTypeImageIndex, encode(t, v1.Index{
 			Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: v1.MediaTypeImageIndex, Manifests: []v1.Descriptor{d},
@@ -146,7 +147,8 @@ func TestRegistry(t *testing.T) {
 	manifest := func(w http.ResponseWriter, size int64) {
 		d := digest.FromString("there is no such content")
 		w.Header().Set("Content-Type", v1.MediaTypeImageManifest)
-		fmt.Fprintf(w, `{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":%d},"layers":[]}`, v1.MediaTypeImageManifest, v1.MediaTypeImageConfig, d, size)
+		fmt.Fprintf(w, `{"schemaVersion":2,"mediaType":%q,"config":{"mediaType":%q,"digest":%q,"size":%d},"layers":[]}`,
+			v1.MediaTypeImageManifest, v1.MediaTypeImageConfig, d, size)
 	}
 	blob := func(r *http.Request) bool { return strings.Contains(r.URL.Path, "/blobs/") }
 	servers := map[string]http.HandlerFunc{
@@ -199,16 +201,19 @@ func TestRegistry(t *testing.T) {
 		hostsFile(t, dir, name+".test", s.URL)
 		running[name] = s
 	}
-	g := open(t, harness.Set("image.hosts_dirs", []string{dir, harness.Registry(t).HostsDir}), harness.Set("image.pull_progress_timeout", "1s"))
+	g := open(t, harness.Set("image.hosts_dirs", []string{dir, harness.Registry(t).HostsDir}),
+		harness.Set("image.pull_progress_timeout", "1s"))
 	for name, s := range running {
 		g.attack(name, func(t *testing.T) {
 			t.Cleanup(s.CloseClientConnections)
 			t.Cleanup(other.CloseClientConnections)
 			_, err := g.d.ImageCRI().PullImage(t.Context(), &runtimeapi.PullImageRequest{
-				Image: &runtimeapi.ImageSpec{Image: name + ".test/image:1"}, Auth: &runtimeapi.AuthConfig{Username: "user", Password: "secret", ServerAddress: name + ".test"},
+				Image: &runtimeapi.ImageSpec{Image: name + ".test/image:1"},
+				Auth:  &runtimeapi.AuthConfig{Username: "user", Password: "secret", ServerAddress: name + ".test"},
 			})
 			// A kubelet recognises an unavailable registry by the error's name, not by its code.
-			if code, named := status.Code(err), strings.Contains(fmt.Sprint(err), crierrors.ErrRegistryUnavailable.Error()); code == codes.OK || (code == codes.Unknown || code == codes.Internal) && !named {
+			if code, named := status.Code(err), strings.Contains(fmt.Sprint(err), crierrors.ErrRegistryUnavailable.Error()); code == codes.OK ||
+				(code == codes.Unknown || code == codes.Internal) && !named {
 				t.Errorf("PullImage: got error %v, want another code than Unknown and Internal, or %v", err, crierrors.ErrRegistryUnavailable)
 			}
 		})

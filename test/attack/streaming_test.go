@@ -84,7 +84,8 @@ func TestStreamingClient(t *testing.T) {
 	}
 	g.attack("guesses", func(t *testing.T) {
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		for _, path := range []string{"/exec/" + rand.Text(), "/attach/" + rand.Text(), "/portforward/" + rand.Text(), "/exec/", "/", "/exec/../../etc/passwd", "/cri/exec/" + strings.Repeat("x", 100_000)} {
+		for _, path := range []string{"/exec/" + rand.Text(), "/attach/" + rand.Text(), "/portforward/" + rand.Text(), "/exec/", "/",
+			"/exec/../../etc/passwd", "/cri/exec/" + strings.Repeat("x", 100_000)} {
 			resp, err := client.Post("http://"+server+path, "", nil)
 			if err != nil {
 				t.Fatal(err)
@@ -97,7 +98,8 @@ func TestStreamingClient(t *testing.T) {
 	g.attack("a URL that was used", func(t *testing.T) {
 		u := exec(t, "true")
 		for i := range 3 {
-			code, err := harness.Stream(t.Context(), harness.WebSocket, u.String(), remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard})
+			code, err := harness.Stream(t.Context(), harness.WebSocket, u.String(),
+				remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard})
 			if used := i > 0; used == (err == nil) {
 				t.Errorf("use %d of the URL: got exit code %d, error %v; want an error on every use but the first", i, code, err)
 			}
@@ -135,10 +137,12 @@ func TestStreamingClient(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				_, _ = harness.Stream(ctx, harness.SPDY, exec(t, "sleep", "3").String(), remotecommand.StreamOptions{Stdin: zeros{}, Stdout: io.Discard, Stderr: io.Discard})
+				_, _ = harness.Stream(ctx, harness.SPDY, exec(t, "sleep", "3").String(),
+					remotecommand.StreamOptions{Stdin: zeros{}, Stdout: io.Discard, Stderr: io.Discard})
 			})
 			wg.Go(func() {
-				_, _ = harness.Stream(ctx, harness.WebSocket, exec(t, "yes").String(), remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: stop, Stderr: io.Discard})
+				_, _ = harness.Stream(ctx, harness.WebSocket, exec(t, "yes").String(),
+					remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: stop, Stderr: io.Discard})
 			})
 		}
 		works(t)

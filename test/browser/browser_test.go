@@ -98,7 +98,8 @@ func cacheable(t *testing.T) string {
 		t.Fatal(err)
 	}
 	const name = "tripod/wasm/greeter-get:1"
-	tripod(t, "push", "--plain-http", filepath.Join(harness.Root(), "examples/wasm/greeter-c/greeter-c.wasm"), harness.Registry(t).Addr+"/"+name, "--proto", proto)
+	tripod(t, "push", "--plain-http", filepath.Join(harness.Root(), "examples/wasm/greeter-c/greeter-c.wasm"),
+		harness.Registry(t).Addr+"/"+name, "--proto", proto)
 	return harness.ImagePrefix + name
 }
 

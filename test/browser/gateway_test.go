@@ -96,7 +96,8 @@ func TestGateways(t *testing.T) {
 	for _, g := range []gateway{nginx, haproxy} {
 		t.Run(g.config, func(t *testing.T) {
 			for method, requests := range map[string][]string{
-				"SayHello": {`{"name":"Ada"}`}, "Countdown": {`{"from":3}`}, "Collect": {`{"name":"Ada"}`, `{"name":"Bob"}`}, "Chat": {`{"name":"Ada"}`, `{"name":"Bob"}`},
+				"SayHello": {`{"name":"Ada"}`}, "Countdown": {`{"from":3}`}, "Collect": {`{"name":"Ada"}`, `{"name":"Bob"}`},
+				"Chat": {`{"name":"Ada"}`, `{"name":"Bob"}`},
 			} {
 				out := tripod(t, append([]string{"call", "--tls", "--insecure", g.address, greeter[1:] + "/" + method}, requests...)...)
 				for want, has := range map[string]bool{"Ada": method != "Countdown", "Bob": len(requests) > 1, `"number":3`: method == "Countdown"} {
@@ -108,7 +109,8 @@ func TestGateways(t *testing.T) {
 			for version, http2 := range map[string]bool{"HTTP/1.1": false, "HTTP/2": true} {
 				c := client(t, http2)
 				for contentType, body := range map[string]string{
-					"application/json": `{"name":"Ada"}`, "application/grpc-web+proto": "\x00\x00\x00\x00\x05\x0a\x03Ada", "application/grpc-web-text": "AAAAAAUKA0FkYQ==",
+					"application/json": `{"name":"Ada"}`, "application/grpc-web+proto": "\x00\x00\x00\x00\x05\x0a\x03Ada",
+					"application/grpc-web-text": "AAAAAAUKA0FkYQ==",
 				} {
 					response, err := c.Post("https://"+g.address+greeter+"/SayHello", contentType, strings.NewReader(body))
 					if err != nil {
@@ -116,14 +118,16 @@ func TestGateways(t *testing.T) {
 					}
 					b, err := io.ReadAll(response.Body)
 					response.Body.Close()
-					if err != nil || !bytes.Contains(b, []byte("Hello, Ada!")) && !bytes.Contains(b, []byte("SGVsbG8sIEFkYSE")) && !bytes.Contains(b, []byte("hlbGxvLCBBZGEh")) {
+					if err != nil || !bytes.Contains(b, []byte("Hello, Ada!")) && !bytes.Contains(b, []byte("SGVsbG8sIEFkYSE")) &&
+						!bytes.Contains(b, []byte("hlbGxvLCBBZGEh")) {
 						t.Errorf("%s over %s: got %s %q, %v", contentType, version, response.Status, b, err)
 					}
 				}
 				watchCountdown(t, c, "https://"+g.address, version)
 				// The component answers each message at once.
 				message := "\x00\x00\x00\x00\x0e{\"name\":\"Ada\"}"
-				response, err := c.Post("https://"+g.address+greeter+"/Chat", "application/connect+json", io.MultiReader(strings.NewReader(strings.Repeat(message, 100))))
+				response, err := c.Post("https://"+g.address+greeter+"/Chat", "application/connect+json",
+					io.MultiReader(strings.NewReader(strings.Repeat(message, 100))))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -66,7 +66,8 @@ func newSite(t *testing.T) *site {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		_, _ = io.WriteString(w, `<!doctype html><title>components</title><h1>Components</h1><pre id="results"></pre><script src="/page.js"></script><img src="/reported.png" alt="">`)
+		_, _ = io.WriteString(w,
+			`<!doctype html><title>components</title><h1>Components</h1><pre id="results"></pre><script src="/page.js"></script><img src="/reported.png" alt="">`)
 	})
 	mux.HandleFunc("GET /page.js", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/javascript; charset=utf-8")
@@ -105,7 +106,8 @@ func (s *site) show(t *testing.T) map[string]any {
 	t.Helper()
 	args := []string{
 		"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-		"--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE 10.*", "--ignore-certificate-errors", "--window-size=900,2200", "--user-data-dir=" + t.TempDir(),
+		"--no-first-run", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE 10.*", "--ignore-certificate-errors",
+		"--window-size=900,2200", "--user-data-dir=" + t.TempDir(),
 	}
 	picture := cmp.Or(os.Getenv(envScreenshot), filepath.Join(t.TempDir(), "page.png"))
 	args = append(args, "--screenshot="+picture, s.URL+"/")

@@ -136,7 +136,8 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	conn, err := grpc.NewClient("unix://"+os.Getenv(envSocket), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	conn, err := grpc.NewClient("unix://"+os.Getenv(envSocket), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		return err
 	}
@@ -175,7 +176,8 @@ func (p *pod) run(ctx context.Context, w request) (int, error) {
 	if w.limit > 0 {
 		annotations["vimana.host/max-message-bytes"] = strconv.FormatUint(w.limit, 10)
 	}
-	container := &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: os.Getenv(envImage)}, LogPath: "c.log", Linux: &runtimeapi.LinuxContainerConfig{}}
+	container := &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"},
+		Image: &runtimeapi.ImageSpec{Image: os.Getenv(envImage)}, LogPath: "c.log", Linux: &runtimeapi.LinuxContainerConfig{}}
 	port := cleartext
 	if w.tls {
 		dir := filepath.Join(os.Getenv(envDir), p.name)
@@ -201,7 +203,8 @@ func (p *pod) run(ctx context.Context, w request) (int, error) {
 		return 0, err
 	}
 	p.id = sandbox.PodSandboxId
-	created, err := p.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: container, SandboxConfig: config})
+	created, err := p.cri.CreateContainer(ctx,
+		&runtimeapi.CreateContainerRequest{PodSandboxId: p.id, Config: container, SandboxConfig: config})
 	if err != nil {
 		return 0, err
 	}

@@ -185,7 +185,8 @@ func TestN11ImageStoreIsDamaged(t *testing.T) {
 				}
 				d.StartNotReady()
 				conditions, err := d.Conditions()
-				if r := conditions[runtimeapi.RuntimeReady]; err != nil || r.GetReason() != "StoreDamaged" || !strings.Contains(r.GetMessage(), "nothing was changed") {
+				if r := conditions[runtimeapi.RuntimeReady]; err != nil || r.GetReason() != "StoreDamaged" ||
+					!strings.Contains(r.GetMessage(), "nothing was changed") {
 					t.Errorf("conditions: got %v, error %v; want reason StoreDamaged", conditions, err)
 				}
 				wantChecked(t, d, "nothing was changed")
@@ -266,7 +267,8 @@ func TestN6ImageIsDamaged(t *testing.T) {
 				t.Errorf("%v: got exit code %d, want 1 and a missing %s: %s", args, code, name, out)
 			}
 		}
-		if out, err := exec.Command(bin, "check", "--images", "--config", d.ConfigPath()).CombinedOutput(); !strings.Contains(string(out), "image "+name) {
+		if out, err := exec.Command(bin, "check", "--images", "--config", d.ConfigPath()).CombinedOutput(); !strings.Contains(string(out),
+			"image "+name) {
 			t.Errorf("tripod check --images: got error %v and output without \"image %s\":\n%s", err, name, out)
 		}
 		if out, code := tripod("pull", harness.Busybox); code != 0 {

@@ -45,7 +45,8 @@ func TestN4StartBesideHungPlugins(t *testing.T) {
 	hung, leases := hungPlugin(t, dir)
 	d := harness.StartDaemon(t, harness.Set("network.conf_dir", filepath.Join(dir, "net.d")),
 		harness.Set("network.bin_dirs", []string{filepath.Join(dir, "bin")})) // the plugin timeout is the default, a minute
-	kept, stopping, lost := d.RunPod(t, harness.PodConfig(t, "kept")), d.RunPod(t, harness.PodConfig(t, "stopping")), d.RunPod(t, harness.PodConfig(t, "lost"))
+	kept, stopping, lost := d.RunPod(t, harness.PodConfig(t, "kept")), d.RunPod(t, harness.PodConfig(t, "stopping")),
+		d.RunPod(t, harness.PodConfig(t, "lost"))
 	c := kept.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 	taken := map[string]bool{kept.IP(): true, stopping.IP(): true, lost.IP(): true}
 
@@ -80,7 +81,8 @@ func TestN4StartBesideHungPlugins(t *testing.T) {
 	}
 	hangs(1)
 	d.Kill()
-	if err := errors.Join(os.Mkdir(filepath.Dir(lease[0]), 0o755), os.WriteFile(lease[0], nil, 0o644), os.WriteFile(attachment, record, 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Dir(lease[0]), 0o755), os.WriteFile(lease[0], nil, 0o644),
+		os.WriteFile(attachment, record, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	hangs(0) // plugins die with their daemon

@@ -163,7 +163,8 @@ func (c crash) at(t *testing.T, point string, check func() error) {
 func visitAll(t *testing.T, runtime string) {
 	d := harness.StartDaemon(t, harness.Set("linux.runtime", runtime))
 	bystander := d.RunPod(t, harness.PodConfig(t, "bystander"))
-	clock := bystander.Run(harness.ContainerConfig("clock", harness.Busybox, harness.Shell("i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done")))
+	clock := bystander.Run(harness.ContainerConfig("clock", harness.Busybox,
+		harness.Shell("i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done")))
 	clock.WaitLog("tick 1")
 	pod, container := victim(t)
 	if err := script(d, "linux", pod, container); err != nil {
@@ -210,7 +211,8 @@ func recordIsTrue(d *harness.Daemon) error {
 		resp, err := d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.Id, Cmd: []string{"true"}, Timeout: 10})
 		runs := err == nil && resp.ExitCode == 0
 		if says := c.State == runtimeapi.ContainerState_CONTAINER_RUNNING; says != runs {
-			errs = append(errs, fmt.Errorf("container %s is reported as %s, but an exec in it succeeds: %v (error %v)", c.Metadata.Name, c.State, runs, err))
+			errs = append(errs, fmt.Errorf("container %s is reported as %s, but an exec in it succeeds: %v (error %v)", c.Metadata.Name, c.State,
+				runs, err))
 		}
 		status, err := d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id})
 		if err != nil {

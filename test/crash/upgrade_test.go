@@ -199,8 +199,10 @@ func TestN10ClockJumped(t *testing.T) {
 			}
 			wantPod(t, d)
 			c.Stop(5 * time.Second)
-			if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.FinishedAt < s.StartedAt || s.FinishedAt < time.Now().Add(-time.Hour).UnixNano() {
-				t.Errorf("status after the stop: got %v, started %s, finished %s; want an end just now", s, time.Unix(0, s.StartedAt), time.Unix(0, s.FinishedAt))
+			if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.FinishedAt < s.StartedAt ||
+				s.FinishedAt < time.Now().Add(-time.Hour).UnixNano() {
+				t.Errorf("status after the stop: got %v, started %s, finished %s; want an end just now", s, time.Unix(0, s.StartedAt),
+					time.Unix(0, s.FinishedAt))
 			}
 			pod.Remove()
 		})

@@ -38,7 +38,8 @@ func TestN1VMOCITemplates(t *testing.T) {
 			if err := errors.Join(recordIsTrue(d), stillTicking(bystander)); err != nil {
 				t.Error(err)
 			}
-			if left := templateDirs(t, d); len(left) > 1 || slices.ContainsFunc(left, func(name string) bool { return strings.HasPrefix(name, "new-") }) {
+			if left := templateDirs(t, d); len(left) > 1 ||
+				slices.ContainsFunc(left, func(name string) bool { return strings.HasPrefix(name, "new-") }) {
 				t.Errorf("directories of templates: got %v, want that the incomplete one is removed", left)
 			}
 			if err := d.RemoveAllPods(); err != nil {

@@ -21,11 +21,13 @@ var ociPoints = []string{"vm-oci.create-sandbox.booted", "vm-oci.start-container
 func TestN1VMOCIKilledAtEveryFailPoint(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCI(t))
 	pod := d.RunPodWith(t, harness.PodConfig(t, "bystander"), harness.OCIHandler)
-	bystander := pod.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done")))
+	bystander := pod.Run(harness.ContainerConfig("c", harness.Busybox,
+		harness.Shell("i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done")))
 	bystander.WaitLog("tick 1")
 	victim := func() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 		container := harness.ContainerConfig("c", harness.Busybox, harness.Sleep())
-		container.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 300 << 20, CpuQuota: 200_000, CpuPeriod: 100_000} // its machine grows
+		// its machine grows
+		container.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 300 << 20, CpuQuota: 200_000, CpuPeriod: 100_000}
 		container.Mounts = []*runtimeapi.Mount{{ContainerPath: "/data", HostPath: filepath.Join(t.TempDir(), "data")}}
 		return harness.PodConfig(t, "victim"), container
 	}

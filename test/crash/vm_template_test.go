@@ -29,7 +29,8 @@ func TestN1VMTemplates(t *testing.T) {
 	until.Within(t, harness.GuestTimeout, "a template is made", func() bool { return strings.Contains(d.DaemonLog(), "made a template") })
 	d.AwaitRemovals()
 	before := resources(d)
-	for _, point := range []string{templatePoints + "copied", "qemu.start.continued", "vm.start-container.booted", templatePoints + "renewed"} {
+	for _, point := range []string{templatePoints + "copied", "qemu.start.continued", "vm.start-container.booted",
+		templatePoints + "renewed"} {
 		t.Run(point, func(t *testing.T) {
 			d.Restart(failpoint.Variable + "=" + point + "=kill")
 			err := script(d, "vm", pod, container)

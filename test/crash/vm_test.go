@@ -110,7 +110,8 @@ func machinesAreTrue(d *harness.Daemon) error {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", info.Pid))
 		runs := info.Pid != 0 && strings.Contains(string(cmdline), "qemu")
 		if says := resp.Status.State == runtimeapi.ContainerState_CONTAINER_RUNNING; says != runs {
-			errs = append(errs, fmt.Errorf("container %s is reported as %s, but its process %d runs %q", c.Metadata.Name, resp.Status.State, info.Pid, cmdline))
+			errs = append(errs, fmt.Errorf("container %s is reported as %s, but its process %d runs %q", c.Metadata.Name, resp.Status.State,
+				info.Pid, cmdline))
 		}
 		if s := resp.Status; s.State == runtimeapi.ContainerState_CONTAINER_EXITED && (s.FinishedAt == 0 || s.Reason == "") {
 			errs = append(errs, fmt.Errorf("status of container %s: got %v, want a time and a reason of its end", c.Metadata.Name, s))
@@ -125,7 +126,8 @@ func TestN4VMNetworkPluginMisbehaves(t *testing.T) {
 	dir := filepath.Join(harness.Dir(), "faulty-vm")
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	plugin(t, dir, `[ $CNI_COMMAND = ADD ] && { echo '{"code":11,"msg":"no address left"}'; exit 1; }; exit 0`)
-	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 32<<20), harness.Set("network.conf_dir", filepath.Join(dir, "net.d")),
+	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 32<<20),
+		harness.Set("network.conf_dir", filepath.Join(dir, "net.d")),
 		harness.Set("network.bin_dirs", []string{filepath.Join(dir, "bin")}), harness.Set("network.plugin_timeout", "2s"))
 	before := resources(d)
 	_, err := d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "p"), RuntimeHandler: "vm"})

@@ -168,7 +168,8 @@ func componentsAreTrue(d *harness.Daemon) error {
 			conn.Close()
 		}
 		if says := c.State == runtimeapi.ContainerState_CONTAINER_RUNNING; says != (err == nil) {
-			errs = append(errs, fmt.Errorf("container %s is reported as %s, but the error of a connection to its port is %v", c.Metadata.Name, c.State, err))
+			errs = append(errs, fmt.Errorf("container %s is reported as %s, but the error of a connection to its port is %v", c.Metadata.Name,
+				c.State, err))
 		}
 		status, err := d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id})
 		if err != nil {

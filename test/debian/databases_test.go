@@ -36,10 +36,12 @@ func TestDatabases(t *testing.T) {
 	}
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 512<<20))
 	shared, device := directory(t, "databases"), volume(t, 512<<20)
-	c := d.RunVM(t, &harness.PodSpec{Name: "databases", Image: harness.DiskGuest, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
-		c.Mounts = []*runtimeapi.Mount{{HostPath: shared, ContainerPath: "/debian/data/shared"}, {HostPath: root, ContainerPath: "/debian", Readonly: true}}
-		c.Devices = []*runtimeapi.Device{{HostPath: device, ContainerPath: "/dev/volume", Permissions: "rwm"}}
-	}}})
+	c := d.RunVM(t, &harness.PodSpec{Name: "databases", Image: harness.DiskGuest,
+		Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+			c.Mounts = []*runtimeapi.Mount{{HostPath: shared, ContainerPath: "/debian/data/shared"},
+				{HostPath: root, ContainerPath: "/debian", Readonly: true}}
+			c.Devices = []*runtimeapi.Device{{HostPath: device, ContainerPath: "/dev/volume", Permissions: "rwm"}}
+		}}})
 	m := machine{t, d, c}
 	m.waitBoot(1)
 	m.run(prepareRoot)
@@ -107,7 +109,8 @@ func (m machine) waitBoot(boot int) {
 func (m machine) serve(i int, at string) {
 	m.t.Helper()
 	m.as(postgresUser, fmt.Sprintf("/usr/lib/postgresql/15/bin/pg_ctl -w -t 600 -D %s/pg -l %s/pg/log -o '-p %d -k /tmp -c listen_addresses=127.0.0.1' start || { cat /debian%s/pg/log; false; }", at, at, 5432+i, at))
-	m.as(redisUser, fmt.Sprintf("/usr/bin/redis-server --port %d --dir %s/redis --appendonly yes --appendfsync always --daemonize yes", 6379+i, at))
+	m.as(redisUser, fmt.Sprintf("/usr/bin/redis-server --port %d --dir %s/redis --appendonly yes --appendfsync always --daemonize yes", 6379+i,
+		at))
 	harness.Eventually(m.t, harness.GuestTimeout, func() error {
 		if out := m.redis(i, "ping"); out != "PONG\n" {
 			return fmt.Errorf("answer of Redis to a ping: got %q, want PONG", out)
@@ -117,7 +120,8 @@ func (m machine) serve(i int, at string) {
 }
 
 func (m machine) sql(i int, statement string) string {
-	return m.as(postgresUser, fmt.Sprintf("/usr/bin/env LC_ALL=C /usr/lib/postgresql/15/bin/psql -At -h /tmp -p %d postgres -c '%s'", 5432+i, statement))
+	return m.as(postgresUser,
+		fmt.Sprintf("/usr/bin/env LC_ALL=C /usr/lib/postgresql/15/bin/psql -At -h /tmp -p %d postgres -c '%s'", 5432+i, statement))
 }
 
 func (m machine) redis(i int, command string) string {
@@ -147,7 +151,8 @@ func (m machine) try(script string) (string, error) {
 	const limit = 15 * time.Minute // for an emulated initdb on a busy machine
 	ctx, cancel := context.WithTimeout(m.t.Context(), limit)
 	defer cancel()
-	resp, err := m.d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: m.c.ID, Cmd: []string{"sh", "-c", script}, Timeout: int64(limit.Seconds()) - 1})
+	resp, err := m.d.CRI().ExecSync(ctx,
+		&runtimeapi.ExecSyncRequest{ContainerId: m.c.ID, Cmd: []string{"sh", "-c", script}, Timeout: int64(limit.Seconds()) - 1})
 	if err == nil && resp.ExitCode != 0 {
 		err = fmt.Errorf("code %d: %s", resp.ExitCode, resp.Stderr)
 	}

@@ -67,7 +67,8 @@ func pushLayer(t *testing.T, image string, layer v1.Layer) {
 // pack writes the layer of the image.
 func pack(to io.Writer, dir string) error {
 	w := tar.NewWriter(to)
-	for _, f := range [][2]string{{"boot/vmlinux", "vmlinuz"}, {"boot/initrd", "initrd.img"}, {"boot/cmdline", "cmdline"}, {"disk/disk.qcow2", "disk.qcow2"}} {
+	for _, f := range [][2]string{{"boot/vmlinux", "vmlinuz"}, {"boot/initrd", "initrd.img"}, {"boot/cmdline", "cmdline"},
+		{"disk/disk.qcow2", "disk.qcow2"}} {
 		data, err := os.ReadFile(filepath.Join(dir, f[1]))
 		if err != nil {
 			return err
@@ -125,8 +126,9 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 	})
 	t.Logf("cloud-init is done after %s", time.Since(began).Round(time.Second))
 	for what, want := range map[string]struct{ script, has string }{
-		"errors":       {"tr -d ' \\n' </run/cloud-init/result.json", `"errors":[]`},
-		"form":         {"cat /run/cloud-init/result.json", map[string]string{"nocloud": "DataSourceNoCloud ", "configdrive": "DataSourceConfigDrive "}[form]},
+		"errors": {"tr -d ' \\n' </run/cloud-init/result.json", `"errors":[]`},
+		"form": {"cat /run/cloud-init/result.json",
+			map[string]string{"nocloud": "DataSourceNoCloud ", "configdrive": "DataSourceConfigDrive "}[form]},
 		"host name":    {"hostname", "real-" + form + "\n"},
 		"ssh key":      {"cat ~debian/.ssh/authorized_keys", sshKey},
 		"address":      {"ip -o -4 address", " " + c.Pod.IP() + "/"},
@@ -137,9 +139,11 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 		"environment":  {"set -a; . /etc/cloud/environment; echo \"$GREETING\"", "it's $me\n"},
 		"secret":       {"cat /etc/secret/name", "secret\n"},
 		"own commands": {"cat /run/by-the-user", "run by cloud-init"},
-		"share":        {"cat /srv/shared/name && echo from the guest >/srv/shared/note && grep /srv/ /proc/mounts", "share0 /srv/shared virtiofs rw"},
-		"closed share": {"cat /srv/closed/name && ! touch /srv/closed/note 2>/dev/null && grep /srv/ /proc/mounts", "share1 /srv/closed virtiofs ro"},
-		"agent":        {"systemctl is-active tripod-agent", "active\n"},
+		"share": {"cat /srv/shared/name && echo from the guest >/srv/shared/note && grep /srv/ /proc/mounts",
+			"share0 /srv/shared virtiofs rw"},
+		"closed share": {"cat /srv/closed/name && ! touch /srv/closed/note 2>/dev/null && grep /srv/ /proc/mounts",
+			"share1 /srv/closed virtiofs ro"},
+		"agent": {"systemctl is-active tripod-agent", "active\n"},
 	} {
 		if out, err := run(want.script); err != nil || !strings.Contains(out, want.has) {
 			t.Errorf("%s: got %q, error %v; want it to contain %q", what, out, err, want.has)

@@ -72,7 +72,8 @@ var servers = []database{
 }
 
 // TestDatabasesInPods: Debian's PostgreSQL and Redis, as pods on the node and in machines: with users and volumes of the pod's
-// group, made by an init container. Debian's nginx serves one of the volumes beside them. Data and owners survive restarts of the containers, a new pod, and a machine that is killed.
+// group, made by an init container. Debian's nginx serves one of the volumes beside them. Data and owners survive restarts of
+// the containers, a new pod, and a machine that is killed.
 func TestDatabasesInPods(t *testing.T) {
 	pushDatabases(t)
 	d := harness.StartDaemon(t, harness.VMOCI(t), harness.Set("vm.default_memory", 512<<20))
@@ -95,7 +96,8 @@ func TestDatabasesInPods(t *testing.T) {
 					c.Mounts = []*runtimeapi.Mount{{HostPath: volumes[s.name], ContainerPath: "/data"}}
 					sc := c.Linux.SecurityContext
 					// The process is of another group than the volume's, which is a supplementary one.
-					sc.RunAsUser, sc.RunAsGroup, sc.SupplementalGroups = &runtimeapi.Int64Value{Value: s.uid}, &runtimeapi.Int64Value{Value: s.uid}, []int64{s.gid}
+					sc.RunAsUser, sc.RunAsGroup, sc.SupplementalGroups = &runtimeapi.Int64Value{Value: s.uid}, &runtimeapi.Int64Value{Value: s.uid},
+						[]int64{s.gid}
 				})
 			}
 			newPod := func() *harness.Pod { return d.RunPodWith(t, harness.PodConfig(t, "databases"), handler) }

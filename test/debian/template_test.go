@@ -43,7 +43,8 @@ func TestTemplates(t *testing.T) {
 			}},
 			Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
 				c.Envs = []*runtimeapi.KeyValue{{Key: "GREETING", Value: []byte("I am " + name)}}
-				c.Mounts = []*runtimeapi.Mount{{HostPath: shared, ContainerPath: "/srv/shared"}, {HostPath: directory(t, name), ContainerPath: "/srv/own", Readonly: true}}
+				c.Mounts = []*runtimeapi.Mount{{HostPath: shared, ContainerPath: "/srv/shared"},
+					{HostPath: directory(t, name), ContainerPath: "/srv/own", Readonly: true}}
 			}},
 		})
 		return templateGuest{c, t, d, name}
@@ -95,8 +96,9 @@ func TestTemplates(t *testing.T) {
 		}
 	}
 	for what, script := range map[string]string{
-		"machine ID": "cat /etc/machine-id", "host key": "cat /etc/ssh/ssh_host_ed25519_key.pub", "random numbers": "od -An -tx8 -N16 /dev/urandom",
-		"instance": "cat /var/lib/cloud/data/instance-id",
+		"machine ID": "cat /etc/machine-id", "host key": "cat /etc/ssh/ssh_host_ed25519_key.pub",
+		"random numbers": "od -An -tx8 -N16 /dev/urandom",
+		"instance":       "cat /var/lib/cloud/data/instance-id",
 	} {
 		seen := map[string]string{}
 		for _, g := range []templateGuest{second, third} {

@@ -269,7 +269,8 @@ func TestDecisionsAreChecked(t *testing.T) {
 
 	for path, want := range map[string]string{
 		"internal": "all", "internal/node/store": "node", "internal/sandbox": "sandbox", "internal/sandbox/ledger": "sandbox",
-		"internal/sandbox/vm/guestnode": "vm", "cmd/tripod": "daemon", "cmd/tripod-wasm": "wasm", "hack/unit.sh": "build", "test/harness": "tests", "sdk/go": "sdk",
+		"internal/sandbox/vm/guestnode": "vm", "cmd/tripod": "daemon", "cmd/tripod-wasm": "wasm", "hack/unit.sh": "build",
+		"test/harness": "tests", "sdk/go": "sdk",
 	} {
 		if got := part(path); got != want {
 			t.Errorf("part(%s) = %s, want %s", path, got, want)

@@ -24,11 +24,13 @@ type rule struct {
 }
 
 // engine lists the packages that contain the engine. tripod-wasm may depend on them, the daemon must not.
-var engine = []string{"internal/component/engine", "internal/component/wasihttp", "internal/sandbox/wasm/internal/grpcclient", "internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/program"}
+var engine = []string{"internal/component/engine", "internal/component/wasihttp", "internal/sandbox/wasm/internal/grpcclient",
+	"internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/program"}
 
 // workers lists the packages that run in the workers of components, in addition to the engine.
 var workers = []string{
-	"cmd/tripod-wasm", "internal/sandbox/wasm/program", "internal/sandbox/wasm/internal/dataplane", "internal/sandbox/wasm/internal/grpcclient", "internal/sandbox/wasm/internal/lockdown",
+	"cmd/tripod-wasm", "internal/sandbox/wasm/program", "internal/sandbox/wasm/internal/dataplane",
+	"internal/sandbox/wasm/internal/grpcclient", "internal/sandbox/wasm/internal/lockdown",
 	"internal/sandbox/wasm/internal/worker", "internal/sandbox/wasm/internal/workerapi",
 }
 
@@ -39,26 +41,45 @@ var backends = []string{"internal/sandbox/linux", "test/fake", "internal/sandbox
 
 var rules = []rule{
 	{from: []string{"internal/cri", "internal/edge"}, deny: backends, why: "a control plane knows no backend"},
-	{from: []string{"internal/node"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "the node is below the control planes and knows the contract only"},
+	{from: []string{"internal/node"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...),
+		why: "the node is below the control planes and knows the contract only"},
 	{from: []string{"internal", "test"}, deny: []string{"internal/edge$"}, why: "only the daemon opens the MQTT front door"},
-	{from: []string{"internal/node/store"}, deny: []string{"internal/sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
-	{from: backends, except: append(tests, workers...), deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
-	{from: []string{"internal/sandbox/ledger", "internal/sandbox/fields"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "shared code of the kinds knows none of them"},
-	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "a shared service knows nothing of its users"},
-	{from: []string{"internal/cgroup"}, deny: []string{"internal/stats", "internal/sandbox", "internal/node"}, why: "it creates and limits cgroups; other packages read their usage"},
-	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows at most the contract"},
-	{from: []string{"cmd", "internal"}, except: tests, deny: append([]string{"test"}, tests...), why: "the product does not contain its tests"},
-	{from: []string{"test"}, except: []string{"test/fake", "test/sandboxtest", "test/edgetest"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
-	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/metrics"}, why: "the metrics are collected from them"},
-	{from: workers, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network$", "internal/network/builtin", "internal/config", "internal/sandbox$", "internal/sandbox/wasm$"}, why: "the daemon sends the worker and the dialer all that they need"},
-	{from: []string{"internal/channel"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "channels know neither a front door nor a kind"},
+	{from: []string{"internal/node/store"}, deny: []string{"internal/sandbox", "internal/network", "internal/image"},
+		why: "the store does not know what a record means"},
+	{from: backends, except: append(tests, workers...), deny: []string{"internal/cri", "internal/edge", "internal/node"},
+		why: "a backend is below the node"},
+	{from: []string{"internal/sandbox/ledger", "internal/sandbox/fields"},
+		deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...),
+		why:  "shared code of the kinds knows none of them"},
+	{from: []string{"internal/network", "internal/image", "internal/stats"},
+		deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "a shared service knows nothing of its users"},
+	{from: []string{"internal/cgroup"}, deny: []string{"internal/stats", "internal/sandbox", "internal/node"},
+		why: "it creates and limits cgroups; other packages read their usage"},
+	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...),
+		why: "a shared service knows at most the contract"},
+	{from: []string{"cmd", "internal"}, except: tests, deny: append([]string{"test"}, tests...),
+		why: "the product does not contain its tests"},
+	{from: []string{"test"}, except: []string{"test/fake", "test/sandboxtest", "test/edgetest"},
+		deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
+	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/metrics"},
+		why: "the metrics are collected from them"},
+	{from: workers, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network$",
+		"internal/network/builtin", "internal/config", "internal/sandbox$", "internal/sandbox/wasm$"},
+		why: "the daemon sends the worker and the dialer all that they need"},
+	{from: []string{"internal/channel"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"},
+		why: "channels know neither a front door nor a kind"},
 	// encoding/json, fmt and net would double the size of the guest's program.
-	{from: []string{guestAgent, guestProtocol, "cmd/tripod-agent", guestInit, "cmd/tripod-init"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net"}, why: "the guest's program is small and starts fast"},
-	{from: []string{"internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "a service of the node knows no backend"},
-	{from: []string{"cmd", "internal", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine, why: "guests never run in the daemon, and the daemon is pure Go"},
+	{from: []string{guestAgent, guestProtocol, "cmd/tripod-agent", guestInit, "cmd/tripod-init"},
+		deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net"}, why: "the guest's program is small and starts fast"},
+	{from: []string{"internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...),
+		why: "a service of the node knows no backend"},
+	{from: []string{"cmd", "internal", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine,
+		why: "guests never run in the daemon, and the daemon is pure Go"},
 	// These packages could get into the programs unnoticed.
-	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"}, why: "it is for tests"},
-	{from: []string{"internal"}, except: append(tests, "internal/cli"), deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
+	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"},
+		why: "it is for tests"},
+	{from: []string{"internal"}, except: append(tests, "internal/cli"), deny: []string{"!k8s.io/client-go"},
+		why: "only the command line is a client"},
 }
 
 // standalone maps a package to the only other packages of the module that it and its subpackages may depend on.

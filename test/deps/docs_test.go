@@ -24,7 +24,8 @@ func files(t *testing.T, suffixes ...string) []string {
 			return err
 		}
 		name := entry.Name()
-		if entry.IsDir() && (name == "node_modules" || name == ".venv" || path == filepath.Join(root, "build") || path == filepath.Join(root, ".git")) {
+		if entry.IsDir() && (name == "node_modules" || name == ".venv" || path == filepath.Join(root, "build") ||
+			path == filepath.Join(root, ".git")) {
 			return fs.SkipDir
 		}
 		if !entry.IsDir() && slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(name, s) }) {

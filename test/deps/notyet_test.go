@@ -21,7 +21,8 @@ var missing = map[string]struct {
 	"snapshots on demand":                {file: "internal/sandbox/vm/", text: `"snapshot-save"`, lacks: true},
 	"Secure Boot":                        {file: "internal/sandbox/vm/internal/firmware/find.go", text: "without Secure Boot"},
 	"passthrough of GPUs and other devices that are not disks": {file: "internal/cdi/cdi.go", text: "only block devices are possible"},
-	"hot-plug of memory and CPUs":                              {file: "internal/sandbox/vm/define.go", text: "if b.cfg.Plug {\n\t\td.Growth = "},
+	"hot-plug of memory and CPUs": {file: "internal/sandbox/vm/define.go",
+		text: "if b.cfg.Plug {\n\t\td.Growth = "},
 	// The table in README.md.
 	"scaling to load, device management": {file: "internal/", text: "autoscaling/v2", lacks: true},
 	"Windows, years in production":       {file: "CHANGELOG.md", text: "Nothing has been released yet"},

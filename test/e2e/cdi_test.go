@@ -42,7 +42,8 @@ func TestCDI(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := p.Run(config)
-	if out := c.Must("sh", "-c", "echo x >/dev/injected && test -s /injected && head -c 3 /dev/second | wc -c; echo $INJECTED"); out != "3\nyes\n" {
+	if out := c.Must("sh", "-c",
+		"echo x >/dev/injected && test -s /injected && head -c 3 /dev/second | wc -c; echo $INJECTED"); out != "3\nyes\n" {
 		t.Errorf("output: got %q, want that both devices work", out)
 	}
 	for handler, image := range map[string]string{"vm": harness.Guest, "wasm": harness.CommandGo} {

@@ -91,7 +91,8 @@ func webPage(url, from string) (string, error) {
 	if from != "" {
 		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
 	}
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{TLSClientConfig: anyCertificate, DisableKeepAlives: true, DialContext: dialer.DialContext}}
+	client := &http.Client{Timeout: 10 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: anyCertificate, DisableKeepAlives: true, DialContext: dialer.DialContext}}
 	resp, err := client.Get(url)
 	if err != nil {
 		return "", err
@@ -203,11 +204,13 @@ func TestC11HalfOpenConnections(t *testing.T) {
 			}
 			return nil
 		}, fmt.Sprintf(daemon, "streaming"), metrics, d.Pid},
-		"metrics":         {metrics, floodTCP, page("http://" + metrics + "/metrics"), fmt.Sprintf(daemon, "metrics"), metrics, d.Pid},
-		"route TLS":       {routeAddress, floodTCP, page("https://" + routeAddress + "/none"), fmt.Sprintf(daemon, "route"), metrics, d.Pid},
-		"route cleartext": {routeCleartext, floodTCP, func() error { return hello(routeCleartext) }, fmt.Sprintf(daemon, "route"), metrics, d.Pid},
-		"route QUIC":      {routeAddress, floodUDP, overQUIC(routeAddress), fmt.Sprintf(daemon, "route/quic"), metrics, d.Pid},
-		"broker":          {broker, floodTCP, func() error { return harness.Publish(broker, "app/x", 1, "x") }, fmt.Sprintf(daemon, "broker"), metrics, d.Pid},
+		"metrics":   {metrics, floodTCP, page("http://" + metrics + "/metrics"), fmt.Sprintf(daemon, "metrics"), metrics, d.Pid},
+		"route TLS": {routeAddress, floodTCP, page("https://" + routeAddress + "/none"), fmt.Sprintf(daemon, "route"), metrics, d.Pid},
+		"route cleartext": {routeCleartext, floodTCP, func() error { return hello(routeCleartext) }, fmt.Sprintf(daemon, "route"), metrics,
+			d.Pid},
+		"route QUIC": {routeAddress, floodUDP, overQUIC(routeAddress), fmt.Sprintf(daemon, "route/quic"), metrics, d.Pid},
+		"broker": {broker, floodTCP, func() error { return harness.Publish(broker, "app/x", 1, "x") }, fmt.Sprintf(daemon, "broker"),
+			metrics, d.Pid},
 		"broker TLS": {brokerTLS, floodTCP, func() error {
 			_, err := o.Edge("pub", "app/x", "x", "--broker", "mqtts://"+brokerTLS, "--ca", cert, "--timeout", "10s")
 			return err

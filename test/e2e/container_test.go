@@ -62,7 +62,8 @@ func TestContainerOperations(t *testing.T) {
 		config.Annotations = map[string]string{"long": strings.Repeat("v", 10_000), "empty": ""}
 		c := p.Create(config)
 		s := c.Status()
-		if s.Metadata.Name != "attributes" || s.Metadata.Attempt != 3 || !maps.Equal(s.Labels, config.Labels) || !maps.Equal(s.Annotations, config.Annotations) {
+		if s.Metadata.Name != "attributes" || s.Metadata.Attempt != 3 || !maps.Equal(s.Labels, config.Labels) ||
+			!maps.Equal(s.Annotations, config.Annotations) {
 			t.Errorf("status: got %v, want the attributes of %v", s, config)
 		}
 		if at := time.Unix(0, s.CreatedAt); at.Before(before) || at.After(time.Now()) {
@@ -97,7 +98,8 @@ func TestContainerOperations(t *testing.T) {
 		}
 	})
 	t.Run("runtime should support stopping container [Conformance]", func(t *testing.T) {
-		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("trap exit TERM; echo ready; while :; do sleep 1; done")))
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox,
+			harness.Shell("trap exit TERM; echo ready; while :; do sleep 1; done")))
 		c.WaitLog("ready") // PID 1 ignores SIGTERM until the trap is set
 		begin := time.Now()
 		c.Stop(60 * time.Second)
@@ -109,7 +111,8 @@ func TestContainerOperations(t *testing.T) {
 		}
 	})
 	t.Run("a container that does not listen is killed after the grace period", func(t *testing.T) {
-		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("trap '' TERM; echo deaf; while :; do sleep 1; done")))
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox,
+			harness.Shell("trap '' TERM; echo deaf; while :; do sleep 1; done")))
 		c.WaitLog("deaf")
 		begin := time.Now()
 		c.Stop(time.Second)
@@ -225,7 +228,8 @@ func TestIdempotence(t *testing.T) {
 		p := d.RunPod(t, harness.PodConfig(t, "p"))
 		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		calls := []func() error{
-			func() error { return stop(c.ID) }, func() error { return remove(c.ID) }, func() error { return stopPod(p.ID) }, func() error { return removePod(p.ID) },
+			func() error { return stop(c.ID) }, func() error { return remove(c.ID) }, func() error { return stopPod(p.ID) },
+			func() error { return removePod(p.ID) },
 		}
 		results := make(chan error)
 		for range 3 {
@@ -384,11 +388,13 @@ func TestProcess(t *testing.T) {
 		}
 	})
 	t.Run("a terminal", func(t *testing.T) {
-		config := harness.ContainerConfig("c", harness.Busybox, harness.Shell("test -t 0 && test -t 1 && test -t 2 && tty; echo out; echo err >&2"))
+		config := harness.ContainerConfig("c", harness.Busybox,
+			harness.Shell("test -t 0 && test -t 1 && test -t 2 && tty; echo out; echo err >&2"))
 		config.Tty, config.Stdin = true, true
 		c := startPod(t, d).Run(config)
 		c.WaitExit(0)
-		if got := strings.ReplaceAll(harness.Text(c.Logs(), "stdout"), "\r", ""); !strings.HasPrefix(got, "/dev/") || !strings.HasSuffix(got, "out\nerr\n") {
+		if got := strings.ReplaceAll(harness.Text(c.Logs(), "stdout"), "\r", ""); !strings.HasPrefix(got, "/dev/") ||
+			!strings.HasSuffix(got, "out\nerr\n") {
 			t.Errorf("log: got %q, want a terminal and both lines", got)
 		}
 	})
@@ -434,7 +440,8 @@ func TestVolumesAndDevices(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(inner, "file"), []byte("inner"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: inner, ContainerPath: "/a/b"}, &runtimeapi.Mount{HostPath: outer, ContainerPath: "/a"}))
+		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: inner, ContainerPath: "/a/b"},
+			&runtimeapi.Mount{HostPath: outer, ContainerPath: "/a"}))
 		if got := c.Must("cat", "/a/b/file"); got != "inner" {
 			t.Errorf("/a/b/file: got %q, want the inner mount's", got)
 		}

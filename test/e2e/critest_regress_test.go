@@ -33,7 +33,8 @@ func TestImageVolumeRuns(t *testing.T) {
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Busybox)
 	volume := func(options ...string) *runtimeapi.Mount {
-		return &runtimeapi.Mount{ContainerPath: "/volume", Image: &runtimeapi.ImageSpec{Image: harness.Busybox}, Readonly: true, MountOptions: options}
+		return &runtimeapi.Mount{ContainerPath: "/volume", Image: &runtimeapi.ImageSpec{Image: harness.Busybox}, Readonly: true,
+			MountOptions: options}
 	}
 	t.Run("its programs run", func(t *testing.T) {
 		if got := sleeper(t, d, mounts(volume())).Must("/volume/bin/ls", "/volume"); !strings.Contains(got, "bin") {

@@ -90,7 +90,8 @@ func (a *adoption) wantOld(t *testing.T) {
 func (a *adoption) adopt(t *testing.T) {
 	a.d.Start()
 	a.wantOld(t)
-	resp, err := a.d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: a.container, Cmd: []string{"echo", "adopted"}, Timeout: 60})
+	resp, err := a.d.CRI().ExecSync(context.Background(),
+		&runtimeapi.ExecSyncRequest{ContainerId: a.container, Cmd: []string{"echo", "adopted"}, Timeout: 60})
 	if err != nil || string(resp.GetStdout()) != "adopted\n" {
 		t.Errorf("ExecSync: got %q, error %v; want adopted", resp.GetStdout(), err)
 	}

@@ -119,7 +119,8 @@ func (n delegation) killedAt(t *testing.T, point string, container *runtimeapi.C
 	}
 	pod, err := n.front.CRI().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: "runc"})
 	if err == nil {
-		_, err = n.front.CRI().CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod.GetPodSandboxId(), Config: container, SandboxConfig: config})
+		_, err = n.front.CRI().CreateContainer(ctx,
+			&runtimeapi.CreateContainerRequest{PodSandboxId: pod.GetPodSandboxId(), Config: container, SandboxConfig: config})
 	}
 	if err == nil {
 		_, err = n.front.CRI().RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod.GetPodSandboxId()})

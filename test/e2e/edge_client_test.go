@@ -21,7 +21,8 @@ func pushModule(t *testing.T, example, repository string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	push := exec.CommandContext(t.Context(), tripod, "push", "--plain-http", filepath.Join(harness.Root(), "examples/edge", example), harness.Registry(t).Addr+"/"+repository+":1")
+	push := exec.CommandContext(t.Context(), tripod, "push", "--plain-http", filepath.Join(harness.Root(), "examples/edge", example),
+		harness.Registry(t).Addr+"/"+repository+":1")
 	push.Dir = t.TempDir()
 	var errs strings.Builder
 	push.Stderr = &errs
@@ -64,7 +65,8 @@ func TestEdgeMessages(t *testing.T) {
 	n.publish("app/in", "a\x00b")
 	n.publish("app/in", "")
 	n.relays("app/in", "app/out", "goes on")
-	if out, err := n.o.Edge("logs", module); err != nil || !strings.Contains(out, "could not handle it: other: the message is empty") || !strings.Contains(out, `message on channel "in": `) {
+	if out, err := n.o.Edge("logs", module); err != nil || !strings.Contains(out, "could not handle it: other: the message is empty") ||
+		!strings.Contains(out, `message on channel "in": `) {
 		t.Errorf("logs of the module: got %q, error %v; want why it did not handle two messages", out, err)
 	}
 	n.d.Kill()
@@ -97,7 +99,8 @@ func TestEdgeUpload(t *testing.T) {
 		t.Fatal(err)
 	}
 	channels := []string{"--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1"}
-	if _, err := n.o.Edge(append([]string{"run", file}, channels...)...); err == nil || !strings.Contains(err.Error(), "a path on the module's node") {
+	if _, err := n.o.Edge(append([]string{"run", file}, channels...)...); err == nil ||
+		!strings.Contains(err.Error(), "a path on the module's node") {
 		t.Errorf("run of a file outside module_roots: got error %v, want whose path it is", err)
 	}
 	module := n.o.MustEdge(append([]string{"run", "--upload", file, "--endpoint", n.d.Socket}, channels...)...)
@@ -115,7 +118,8 @@ func TestEdgeCommandLine(t *testing.T) {
 		t.Errorf("ps -q: got %q, want %q", got, module)
 	}
 	var records []map[string]any
-	if err := json.Unmarshal([]byte(n.o.MustEdge("ps", "ticker", "-o", "json")), &records); err != nil || len(records) != 1 || records[0]["uuid"] != module || records[0]["status"] != "A" {
+	if err := json.Unmarshal([]byte(n.o.MustEdge("ps", "ticker", "-o", "json")), &records); err != nil || len(records) != 1 ||
+		records[0]["uuid"] != module || records[0]["status"] != "A" {
 		t.Errorf("ps -o json: got %v, error %v; want the running module", records, err)
 	}
 	if got := n.o.MustEdge("runtimes"); !strings.Contains(got, "tripod/wasm") || !strings.Contains(got, "1/128") {
@@ -221,8 +225,10 @@ func TestEdgeRetainedPoison(t *testing.T) {
 	n := startEdge(t, true)
 	runtime := fmt.Sprint(n.o.WaitRuntime("wasm", "A")["uuid"])
 	module := n.relay("relay", "app/in", "app/out")
-	for _, topic := range []string{"control", "control/" + runtime, "reg/" + runtime, "keepalive/" + runtime, "desired/" + runtime, "reported/x"} {
-		for _, poison := range []string{"{", "\xff", `{"object_id": "1", "action": "dance", "type": "arts_req", "data": {"type": "module", "uuid": "` + module + `"}}`} {
+	for _, topic := range []string{"control", "control/" + runtime, "reg/" + runtime, "keepalive/" + runtime, "desired/" + runtime,
+		"reported/x"} {
+		for _, poison := range []string{"{", "\xff",
+			`{"object_id": "1", "action": "dance", "type": "arts_req", "data": {"type": "module", "uuid": "` + module + `"}}`} {
 			n.retain("realm/proc/"+topic, poison)
 		}
 	}
@@ -250,8 +256,9 @@ func TestEdgeMetrics(t *testing.T) {
 	n := startEdge(t, false, harness.Set("metrics.address", address))
 	module := n.relay("relay", "app/in", "app/out")
 	for url, names := range map[string][]string{
-		"http://" + address + "/metrics": {"tripod_edge_broker_clients ", "tripod_edge_broker_received_messages_total ", "tripod_edge_modules", "tripod_pods"},
-		n.o.REST + "/metrics":            {"tripod_orchestrator_records{", "go_goroutines"},
+		"http://" + address + "/metrics": {"tripod_edge_broker_clients ", "tripod_edge_broker_received_messages_total ", "tripod_edge_modules",
+			"tripod_pods"},
+		n.o.REST + "/metrics": {"tripod_orchestrator_records{", "go_goroutines"},
 	} {
 		text := get(t, url)
 		for _, name := range names {

@@ -50,7 +50,8 @@ func TestEdgeBesideKubelet(t *testing.T) {
 	}
 	config := k.sandboxConfig(p, 1)
 	config.Annotations = map[string]string{"tripod.dev/edge.runtime": "mine"}
-	if _, err := n.d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: config}); status.Code(err) != codes.InvalidArgument {
+	if _, err := n.d.CRI().RunPodSandbox(t.Context(),
+		&runtimeapi.RunPodSandboxRequest{Config: config}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("RunPodSandbox of a module: got error %v, want InvalidArgument", err)
 	}
 	n.o.MustEdge("stop", module)

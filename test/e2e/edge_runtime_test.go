@@ -79,7 +79,8 @@ func TestEdgeDesired(t *testing.T) {
 	n := startEdge(t, true)
 	runtime := fmt.Sprint(n.o.WaitRuntime("wasm", "A")["uuid"])
 	n.o.Kill()
-	n.retain("realm/proc/desired/"+runtime, fmt.Sprintf(`{"generation": 7, "modules": [{"uuid": "wanted", "name": "wanted", "filename": %q, "args": ["relay"],
+	n.retain("realm/proc/desired/"+runtime,
+		fmt.Sprintf(`{"generation": 7, "modules": [{"uuid": "wanted", "name": "wanted", "filename": %q, "args": ["relay"],
 		"channels": [{"name": "in", "topic": "app/in", "mode": "r:1"}, {"name": "out", "topic": "app/out", "mode": "w:1"}]}]}`, relayModule))
 	n.sub.Wait("realm/proc/reported/"+runtime, `"running"`)
 	n.joined("app/in", "app/out", "desired")

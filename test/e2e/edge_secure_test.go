@@ -39,7 +39,8 @@ func TestEdgeSecure(t *testing.T) {
 		},
 	}
 	party := func(section string) map[string]any {
-		return map[string]any{section + ".user": "node", section + ".password_file": passwords["node"], section + ".ca": cert, section + ".realm": "farm", section + ".topics": "nested"}
+		return map[string]any{section + ".user": "node", section + ".password_file": passwords["node"], section + ".ca": cert,
+			section + ".realm": "farm", section + ".topics": "nested"}
 	}
 	d := harness.StartDaemon(t, harness.Edge(t, address, ""), func(d *harness.Daemon) {
 		for _, keys := range []map[string]any{broker, party("edge")} {
@@ -79,7 +80,8 @@ func TestEdgeSecure(t *testing.T) {
 	if out, err := as("guest", "sub", "--count", "1", "farm/#"); err == nil || !strings.Contains(err.Error(), "farm/#") {
 		t.Errorf("subscription outside the guest's realm: got %q, error %v; want a refusal", out, err)
 	}
-	if _, err := o.Edge("pub", "app/in", "x", "--ca", cert, "--user", "node", "--password-file", passwords["guest"], "--timeout", "5s"); err == nil {
+	if _, err := o.Edge("pub", "app/in", "x", "--ca", cert, "--user", "node", "--password-file", passwords["guest"], "--timeout",
+		"5s"); err == nil {
 		t.Error("connection with a wrong password succeeded, want an error")
 	}
 	if _, err := o.Edge("pub", "app/in", "x", "--user", "node", "--password-file", passwords["node"], "--timeout", "5s"); err == nil {
@@ -101,8 +103,10 @@ func selfSigned(t *testing.T, dir string) (cert, key string) {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "broker"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "broker"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter:    time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	if err != nil {

@@ -62,7 +62,8 @@ func TestEdgeHosted(t *testing.T) {
 	o, hosted := harness.HostOrchestrator(t, address)
 	d := harness.StartDaemon(t, harness.Edge(t, address, ""), hosted)
 	o.WaitRuntime("wasm", "A")
-	module := strings.TrimSpace(o.MustEdge("run", relayModule, "--name", "relay", "--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1"))
+	module := strings.TrimSpace(o.MustEdge("run", relayModule, "--name", "relay", "--channel", "in=app/in:r:1", "--channel",
+		"out=app/out:w:1"))
 	o.WaitModule(module, "A")
 	d.Kill()
 	d.Start()
@@ -80,7 +81,8 @@ func TestEdgeHosted(t *testing.T) {
 // relay runs a relay from one topic to another, waits until its channels are open, and returns its uuid.
 func (n *edgeNode) relay(name, from, to string, args ...string) string {
 	n.Helper()
-	module := n.o.MustEdge(append([]string{"run", relayModule, "--name", name, "--channel", "in=" + from + ":r:1", "--channel", "out=" + to + ":w:1"}, args...)...)
+	module := n.o.MustEdge(append([]string{"run", relayModule, "--name", name, "--channel", "in=" + from + ":r:1", "--channel",
+		"out=" + to + ":w:1"}, args...)...)
 	n.joined(from, to, name)
 	return module
 }
@@ -304,7 +306,8 @@ func TestEdgeBadInput(t *testing.T) {
 		`{`, `[]`, `null`, ``, `{"object_id":"1","action":"dance","type":"arts_req","data":{}}`,
 		`{"object_id":"2","action":"create","type":"arts_req"}`,
 		`{"object_id":"3","action":"create","type":"arts_req","data":{"type":"module"}}`,
-		`{"object_id":"4","action":"create","type":"arts_req","data":{"type":"module","uuid":"` + first + `","name":"again","filename":"` + relayModule + `"}}`,
+		`{"object_id":"4","action":"create","type":"arts_req","data":{"type":"module","uuid":"` + first + `","name":"again","filename":"` +
+			relayModule + `"}}`,
 		`{"object_id":"5","action":"create","type":"arts_req","data":{"type":"module","uuid":"x/y","name":"n","filename":"/x"}}`,
 		`{"object_id":"6","action":"create","type":"arts_req","data":{"type":"module","uuid":"m-6","name":"n","parent":"nobody","filename":"/x"}}`,
 		`{"object_id":"7","action":"delete","type":"arts_req","data":{"type":"module","uuid":"not there"}}`,

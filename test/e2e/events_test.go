@@ -15,7 +15,8 @@ func TestEventsAndProgress(t *testing.T) {
 	d := harness.StartDaemon(t)
 	command, _, screen := onTerminal(t, tripod(t, d, "pull", harness.Nginx))
 	waitSuccess(t, command, screen)
-	if out := screen.String(); !strings.Contains(out, "pulling "+harness.Nginx+" [====") || !strings.Contains(out, "MB of ") || !strings.Contains(out, "sha256:") {
+	if out := screen.String(); !strings.Contains(out, "pulling "+harness.Nginx+" [====") || !strings.Contains(out, "MB of ") ||
+		!strings.Contains(out, "sha256:") {
 		t.Errorf("pull on a terminal: got %q, want a bar with bytes, and the image's ID", out)
 	}
 

@@ -165,7 +165,8 @@ func TestFaultN13SessionsOutliveTheDaemon(t *testing.T) {
 	p := startPod(t, d)
 	shell := p.Run(harness.ContainerConfig("shell", harness.Busybox, harness.Shell("exec nc -ll -p 8080 -e cat")))
 	shell.Must("sh", "-c", "until netstat -ltn | grep -q :8080; do usleep 20000; done")
-	counter := p.Run(harness.ContainerConfig("counter", harness.Busybox, harness.Shell("i=0; while usleep 1000; do echo $i; i=$((i+1)); done")))
+	counter := p.Run(harness.ContainerConfig("counter", harness.Busybox,
+		harness.Shell("i=0; while usleep 1000; do echo $i; i=$((i+1)); done")))
 	component, service := startComponent(t, d, harness.FaultsC, faults)
 
 	var transfers []*transfer
@@ -272,7 +273,8 @@ func TestFaultN13CarrierIsKilled(t *testing.T) {
 	programs := func(want int) {
 		t.Helper()
 		harness.Eventually(t, waitLimit, func() error {
-			out, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "ps -o args | grep -c '^sleep 4711'; true"}})
+			out, err := d.CRI().ExecSync(t.Context(),
+				&runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "ps -o args | grep -c '^sleep 4711'; true"}})
 			if err != nil {
 				return err
 			}
@@ -284,7 +286,8 @@ func TestFaultN13CarrierIsKilled(t *testing.T) {
 	}
 	var sessions []*session
 	for _, protocol := range harness.Protocols {
-		s := startSession(t, protocol, execURL(t, d, c, protocol == harness.SPDY, "sh", "-c", "echo up; exec sleep 4711"), protocol == harness.SPDY)
+		s := startSession(t, protocol, execURL(t, d, c, protocol == harness.SPDY, "sh", "-c", "echo up; exec sleep 4711"),
+			protocol == harness.SPDY)
 		s.stdout.wait(t, "up")
 		sessions = append(sessions, s)
 	}

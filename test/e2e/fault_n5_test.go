@@ -76,7 +76,8 @@ type diskFault struct {
 }
 
 var diskFaults = []diskFault{
-	{"ENOSPC", []string{"root", "images", "run", "logs"}, func(t *testing.T, d *disk) { fillBlocks(t, d.filler) }, func(t *testing.T, d *disk) { removeAll(t, d.filler) }, false},
+	{"ENOSPC", []string{"root", "images", "run", "logs"}, func(t *testing.T, d *disk) { fillBlocks(t, d.filler) },
+		func(t *testing.T, d *disk) { removeAll(t, d.filler) }, false},
 	{"inodes", []string{"root", "images", "run", "logs"}, fillInodes, func(t *testing.T, d *disk) { removeAll(t, d.filler) }, false},
 	// Existing blocks can still be written.
 	{
@@ -98,7 +99,8 @@ func readOnly(t *testing.T, d *disk) {
 	err := unix.Mount("", d.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "")
 	if errors.Is(err, unix.EBUSY) {
 		d.covered = true
-		err = errors.Join(unix.Mount(d.dir, d.dir, "", unix.MS_BIND, ""), unix.Mount("", d.dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		err = errors.Join(unix.Mount(d.dir, d.dir, "", unix.MS_BIND, ""),
+			unix.Mount("", d.dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +181,8 @@ func testDisk(t *testing.T, where string, fault diskFault) {
 		t.Fatal(err)
 	}
 	at := mountDisk(t, dirs[where])
-	d := harness.StartDaemon(t, harness.Set("root", dirs["root"]), harness.Set("state", state), harness.Set("grpc.socket", state+"/tripod.sock"),
+	d := harness.StartDaemon(t, harness.Set("root", dirs["root"]), harness.Set("state", state),
+		harness.Set("grpc.socket", state+"/tripod.sock"),
 		func(d *harness.Daemon) { d.Root, d.State, d.Socket = dirs["root"], state, state+"/tripod.sock" })
 	config := func(name string) *runtimeapi.PodSandboxConfig {
 		c := harness.PodConfig(t, name)
@@ -295,7 +298,8 @@ func wantsNew(t *testing.T, d *harness.Daemon, config *runtimeapi.PodSandboxConf
 	if !ok("RunPodSandbox", err) {
 		return
 	}
-	created, err := d.CRI().CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pod.PodSandboxId, Config: c, SandboxConfig: config})
+	created, err := d.CRI().CreateContainer(ctx,
+		&runtimeapi.CreateContainerRequest{PodSandboxId: pod.PodSandboxId, Config: c, SandboxConfig: config})
 	if ok("CreateContainer", err) {
 		_, err = d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: created.ContainerId})
 		ok("StartContainer", err)

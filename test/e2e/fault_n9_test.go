@@ -112,7 +112,8 @@ func startUpgraded(t *testing.T, d *harness.Daemon, borne ...codes.Code) *upgrad
 	u.component, u.service = startComponent(t, d, harness.GreeterC, greeter)
 	p := d.RunPod(t, harness.PodConfig(t, "linux"))
 	u.web = p.Run(harness.ContainerConfig("web", harness.Nginx))
-	u.shell = p.Run(harness.ContainerConfig("shell", harness.Busybox, harness.Shell("nc -ll -p 8080 -e cat & i=0; while usleep 5000; do echo $i; i=$((i+1)); done")))
+	u.shell = p.Run(harness.ContainerConfig("shell", harness.Busybox,
+		harness.Shell("nc -ll -p 8080 -e cat & i=0; while usleep 5000; do echo $i; i=$((i+1)); done")))
 	u.leaves = p.Run(harness.ContainerConfig("leaves", harness.Busybox, harness.Shell("until test -e /go/now; do usleep 10000; done; exit 3"),
 		mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/go"})))
 	u.machine.WaitGuest()

@@ -31,7 +31,8 @@ func TestFirewall(t *testing.T) {
 		page()
 		harness.Eventually(t, 10*time.Second, func() error {
 			out, err := tripod(t, d, "events").CombinedOutput()
-			if n := strings.Count(string(out), "  restored   "); err != nil || n != i+1 || !strings.Contains(string(out), "host ports of pod "+p.ID) {
+			if n := strings.Count(string(out), "  restored   "); err != nil || n != i+1 ||
+				!strings.Contains(string(out), "host ports of pod "+p.ID) {
 				return fmt.Errorf("tripod events: got error %v and\n%s\nwant %d events about pod %s", err, out, i+1, p.ID)
 			}
 			return nil
@@ -42,7 +43,8 @@ func TestFirewall(t *testing.T) {
 		t.Helper()
 		harness.Eventually(t, 15*time.Second, func() error {
 			conditions, err := d.Conditions()
-			if c := conditions["ForwardingReady"]; err != nil || (c != nil) != want || c != nil && !strings.Contains(c.Message, "nft insert rule ip tripod-test forward") {
+			if c := conditions["ForwardingReady"]; err != nil || (c != nil) != want ||
+				c != nil && !strings.Contains(c.Message, "nft insert rule ip tripod-test forward") {
 				return fmt.Errorf("condition ForwardingReady: got %v, error %v; want one: %v", c, err, want)
 			}
 			if ready := conditions["NetworkReady"]; !ready.GetStatus() {

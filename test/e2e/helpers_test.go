@@ -44,7 +44,8 @@ func resources(r *runtimeapi.LinuxContainerResources) harness.ContainerOption {
 
 // create creates a container and returns the error.
 func create(d *harness.Daemon, p *harness.Pod, config *runtimeapi.ContainerConfig) (string, error) {
-	resp, err := d.CRI().CreateContainer(context.Background(), &runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
+	resp, err := d.CRI().CreateContainer(context.Background(),
+		&runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
 	return resp.GetContainerId(), err
 }
 

@@ -59,8 +59,9 @@ func newTokenServer(t *testing.T) *tokenServer {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "tokens"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "tokens"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
@@ -91,11 +92,12 @@ func (s *tokenServer) token(scope string) string {
 	}
 	fields := append(strings.Split(scope, ":"), "", "")
 	now := time.Now()
-	signed := part(map[string]any{"typ": "JWT", "alg": "ES256", "x5c": []string{base64.StdEncoding.EncodeToString(s.cert)}}) + "." + part(map[string]any{
-		"iss": "tokens", "sub": "user", "aud": "registry", "jti": "1",
-		"iat": now.Unix(), "nbf": now.Add(-time.Minute).Unix(), "exp": now.Add(time.Hour).Unix(),
-		"access": []map[string]any{{"type": fields[0], "name": fields[1], "actions": []string{"pull"}}},
-	})
+	signed := part(map[string]any{"typ": "JWT", "alg": "ES256", "x5c": []string{base64.StdEncoding.EncodeToString(s.cert)}}) + "." +
+		part(map[string]any{
+			"iss": "tokens", "sub": "user", "aud": "registry", "jti": "1",
+			"iat": now.Unix(), "nbf": now.Add(-time.Minute).Unix(), "exp": now.Add(time.Hour).Unix(),
+			"access": []map[string]any{{"type": fields[0], "name": fields[1], "actions": []string{"pull"}}},
+		})
 	sum := sha256.Sum256([]byte(signed))
 	r, v, err := ecdsa.Sign(rand.Reader, s.key, sum[:])
 	if err != nil {
@@ -116,7 +118,8 @@ func TestImageCredentials(t *testing.T) {
 	basic := lockedRegistry(t, fmt.Sprintf("auth: {htpasswd: {realm: test, path: %q}}", passwords))
 	tokens := newTokenServer(t)
 	bundle := write(t, dir, "ca.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tokens.cert}))
-	bearer := lockedRegistry(t, fmt.Sprintf("auth: {token: {realm: %q, service: registry, issuer: tokens, rootcertbundle: %q}}", tokens.URL, bundle))
+	bearer := lockedRegistry(t,
+		fmt.Sprintf("auth: {token: {realm: %q, service: registry, issuer: tokens, rootcertbundle: %q}}", tokens.URL, bundle))
 	d := harness.StartDaemon(t, harness.Set("image.hosts_dirs", []string{filepath.Join(dir, "none")}))
 
 	repository := strings.TrimPrefix(markers, harness.ImagePrefix) + "1"
@@ -126,10 +129,12 @@ func TestImageCredentials(t *testing.T) {
 		auth     *runtimeapi.AuthConfig
 		want     codes.Code
 	}{
-		"basic, password":       {basic, &runtimeapi.AuthConfig{Username: "user", Password: "secret"}, codes.OK},
-		"basic, auth":           {basic, &runtimeapi.AuthConfig{Auth: userinfo}, codes.OK},
-		"basic, server address": {basic, &runtimeapi.AuthConfig{Username: "user", Password: "secret", ServerAddress: "http://" + basic}, codes.OK},
-		"basic, another server": {basic, &runtimeapi.AuthConfig{Username: "user", Password: "secret", ServerAddress: bearer}, codes.Unauthenticated},
+		"basic, password": {basic, &runtimeapi.AuthConfig{Username: "user", Password: "secret"}, codes.OK},
+		"basic, auth":     {basic, &runtimeapi.AuthConfig{Auth: userinfo}, codes.OK},
+		"basic, server address": {basic, &runtimeapi.AuthConfig{Username: "user", Password: "secret", ServerAddress: "http://" + basic},
+			codes.OK},
+		"basic, another server": {basic, &runtimeapi.AuthConfig{Username: "user", Password: "secret", ServerAddress: bearer},
+			codes.Unauthenticated},
 		"basic, wrong password": {basic, &runtimeapi.AuthConfig{Username: "user", Password: "guess"}, codes.Unauthenticated},
 		"basic, none":           {basic, nil, codes.Unauthenticated},
 		"token, password":       {bearer, &runtimeapi.AuthConfig{Username: "user", Password: "secret"}, codes.OK},
@@ -141,7 +146,8 @@ func TestImageCredentials(t *testing.T) {
 		"token, none":           {bearer, nil, codes.Unauthenticated},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := d.ImageCRI().PullImage(context.Background(), &runtimeapi.PullImageRequest{Image: spec(c.registry + "/" + repository), Auth: c.auth})
+			_, err := d.ImageCRI().PullImage(context.Background(),
+				&runtimeapi.PullImageRequest{Image: spec(c.registry + "/" + repository), Auth: c.auth})
 			wantCode(t, err, c.want)
 		})
 	}

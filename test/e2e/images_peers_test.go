@@ -38,7 +38,8 @@ func TestImagesFromPeers(t *testing.T) {
 	t.Cleanup(func() { _ = reg.Stop() })
 	hosts, address := harness.Set("image.hosts_dirs", []string{filepath.Join(t.TempDir(), "none")}), freeAddress(t)
 	first := harness.StartDaemon(t, hosts, harness.Set("image.mirror.address", address))
-	second := harness.StartDaemon(t, hosts, harness.Set("image.peers.hosts", []string{"http://" + address}), harness.Set("image.peers.tags", true))
+	second := harness.StartDaemon(t, hosts, harness.Set("image.peers.hosts", []string{"http://" + address}),
+		harness.Set("image.peers.tags", true))
 
 	name := func(image string) string {
 		_, path, _ := strings.Cut(image, "/")

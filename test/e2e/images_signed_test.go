@@ -68,7 +68,8 @@ func TestImageSignatures(t *testing.T) {
 	source := "docker://" + addr + "/" + strings.TrimPrefix(markers, harness.ImagePrefix) + "1:latest"
 	push := func(image string, sign ...string) string {
 		t.Helper()
-		args := append([]string{"--registries.d", registries, "--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", "--dest-tls-verify=false"}, sign...)
+		args := append([]string{"--registries.d", registries, "--insecure-policy", "copy", "--quiet", "--src-tls-verify=false",
+			"--dest-tls-verify=false"}, sign...)
 		c := exec.Command("skopeo", append(args, source, "docker://"+addr+"/"+image)...)
 		c.Env = append(os.Environ(), "GNUPGHOME="+filepath.Join(dir, "gnupg"))
 		if out, err := c.CombinedOutput(); err != nil {
@@ -91,7 +92,8 @@ func TestImageSignatures(t *testing.T) {
 	for image, reason := range bad {
 		_, err := d.Images().PullImage(context.Background(), spec(image), nil, nil)
 		// The kubelet compares the beginning of its client's error text.
-		if err == nil || !strings.HasPrefix(err.Error(), crierrors.ErrSignatureValidationFailed.Error()) || !strings.Contains(err.Error(), reason) {
+		if err == nil || !strings.HasPrefix(err.Error(), crierrors.ErrSignatureValidationFailed.Error()) ||
+			!strings.Contains(err.Error(), reason) {
 			t.Errorf("%s: got error %v, want %v with %q", image, err, crierrors.ErrSignatureValidationFailed, reason)
 		}
 		if i := imageOf(t, d, image); i != nil {

@@ -124,7 +124,8 @@ func TestImages(t *testing.T) {
 		removeImage(t, d, id)
 	})
 	t.Run("image status get image fields should not have Uid|Username empty [Conformance]", func(t *testing.T) {
-		for suffix, want := range map[string]string{"uid": "1002/", "username": "none/www-data", "uid-group": "1003/", "username-group": "none/www-data"} {
+		for suffix, want := range map[string]string{"uid": "1002/", "username": "none/www-data", "uid-group": "1003/",
+			"username-group": "none/www-data"} {
 			name := markers + "user-" + suffix
 			pullAndRemove(t, name, func(i *runtimeapi.Image) {
 				uid := "none"
@@ -244,7 +245,8 @@ func TestImages(t *testing.T) {
 		if got := c.Must("ls", "/layers"); got != want {
 			t.Errorf("files in /layers: got %q, want %q", got, want)
 		}
-		if got := c.Must("sh", "-c", "cd /layers && cat replaced link && ls opaque && stat -c %a becomes-dir setuid && test a -ef b && echo linked"); got != "high\nlow\nnew\n750\n4755\nlinked\n" {
+		if got := c.Must("sh", "-c",
+			"cd /layers && cat replaced link && ls opaque && stat -c %a becomes-dir setuid && test a -ef b && echo linked"); got != "high\nlow\nnew\n750\n4755\nlinked\n" {
 			t.Errorf("content, modes and links in /layers: got %q", got)
 		}
 	})
@@ -496,7 +498,8 @@ func TestPullFailures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, pull(context.Background(), c.image, nil), c.want) })
 	}
-	for name, image := range map[string]string{"a registry that is down": "down.test" + path, "a registry that stops sending": "stalls.test" + path} {
+	for name, image := range map[string]string{"a registry that is down": "down.test" + path,
+		"a registry that stops sending": "stalls.test" + path} {
 		t.Run(name+" has the error that the kubelet knows", func(t *testing.T) {
 			_, err := d.Images().PullImage(context.Background(), spec(image), nil, nil)
 			// The kubelet compares the beginning of its client's error text.

@@ -61,11 +61,13 @@ func (k *kubelet) sandboxConfig(p *kubePod, attempt uint32) *runtimeapi.PodSandb
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: p.name, Namespace: "ns", Uid: p.uid, Attempt: attempt},
 		LogDirectory: k.logDir(p),
 		DnsConfig: &runtimeapi.DNSConfig{
-			Servers: []string{"10.96.0.10"}, Searches: []string{"ns.svc.cluster.local", "svc.cluster.local", "cluster.local"}, Options: []string{"ndots:5"},
+			Servers: []string{"10.96.0.10"}, Searches: []string{"ns.svc.cluster.local", "svc.cluster.local", "cluster.local"},
+			Options: []string{"ndots:5"},
 		},
 		PortMappings: p.ports,
-		Labels:       map[string]string{"app": p.name, "io.kubernetes.pod.name": p.name, "io.kubernetes.pod.namespace": "ns", "io.kubernetes.pod.uid": p.uid},
-		Annotations:  map[string]string{"kubernetes.io/config.seen": "2026-11-21T09:00:00.000000000Z", "kubernetes.io/config.source": "api"},
+		Labels: map[string]string{"app": p.name, "io.kubernetes.pod.name": p.name, "io.kubernetes.pod.namespace": "ns",
+			"io.kubernetes.pod.uid": p.uid},
+		Annotations: map[string]string{"kubernetes.io/config.seen": "2026-11-21T09:00:00.000000000Z", "kubernetes.io/config.source": "api"},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent: k.cgroup(p),
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
@@ -126,7 +128,8 @@ func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string,
 		LogPath:  fmt.Sprintf("%s/%d.log", c.name, attempt),
 		Envs:     []*runtimeapi.KeyValue{{Key: "KUBERNETES_SERVICE_HOST", Value: []byte("10.96.0.1")}, {Key: "EMPTY"}},
 		Labels: map[string]string{
-			"io.kubernetes.container.name": c.name, "io.kubernetes.pod.name": p.name, "io.kubernetes.pod.namespace": "ns", "io.kubernetes.pod.uid": p.uid,
+			"io.kubernetes.container.name": c.name, "io.kubernetes.pod.name": p.name, "io.kubernetes.pod.namespace": "ns",
+			"io.kubernetes.pod.uid": p.uid,
 		},
 		Annotations: map[string]string{
 			"io.kubernetes.container.hash": "2aa0ffb5", "io.kubernetes.container.restartCount": strconv.Itoa(int(attempt)),
@@ -181,7 +184,8 @@ func (k *kubelet) imageUser(image string) (*runtimeapi.Int64Value, string) {
 
 // kubeMaskedPaths are the paths that procMount: Default hides. Some kernels do not have all of them.
 var kubeMaskedPaths = []string{
-	"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
+	"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+	"/proc/timer_stats",
 	"/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
 }
 

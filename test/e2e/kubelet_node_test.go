@@ -31,12 +31,14 @@ import (
 // limits it begins with the pod, to lower them with the container.
 func kubeResize(t *testing.T, k *kubelet) {
 	ctx := context.Background()
-	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps(""), limits: limits{cpuRequest: 100, cpuLimit: 200, memory: 32 << 20}}
+	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps(""),
+		limits: limits{cpuRequest: 100, cpuLimit: 200, memory: 32 << 20}}
 	p := k.newPod("resize", c)
 	k.limitPod(p, c.limits)
 	s := k.states(p, "c running")
 	for _, to := range []limits{
-		{cpuRequest: 500, cpuLimit: 1000, memory: 64 << 20}, {cpuRequest: 200, cpuLimit: 1500, memory: 64 << 20}, {cpuRequest: 100, cpuLimit: 100, memory: 24 << 20},
+		{cpuRequest: 500, cpuLimit: 1000, memory: 64 << 20}, {cpuRequest: 200, cpuLimit: 1500, memory: 64 << 20},
+		{cpuRequest: 100, cpuLimit: 100, memory: 24 << 20},
 	} {
 		k.limitPod(p, limits{cpuRequest: to.cpuRequest, cpuLimit: max(to.cpuLimit, c.limits.cpuLimit), memory: max(to.memory, c.limits.memory)})
 		_, err := k.runtime.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
@@ -64,18 +66,21 @@ func kubeResize(t *testing.T, k *kubelet) {
 		t.Errorf("limits of the cgroup: got %+v, want none", got)
 	}
 	now := k.status(p).of(c)
-	if r := now.GetResources().GetLinux(); r.GetCpuQuota() > 0 || r.GetMemoryLimitInBytes() > 0 || now.Id != s.of(c).Id || now.StartedAt != s.of(c).StartedAt {
+	if r := now.GetResources().GetLinux(); r.GetCpuQuota() > 0 || r.GetMemoryLimitInBytes() > 0 || now.Id != s.of(c).Id ||
+		now.StartedAt != s.of(c).StartedAt {
 		t.Errorf("want the same start of container %s and no limits, got %v", s.of(c).Id, now)
 	}
 	// The CPU manager sets only the CPUs, every ten seconds. All other limits stay.
-	k.must(k.runtime.UpdateContainerResources(ctx, s.of(c).Id, &runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: "0"}}))
+	k.must(k.runtime.UpdateContainerResources(ctx, s.of(c).Id,
+		&runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: "0"}}))
 	if got := k.limitsIn(k.containerCgroup(p, s.of(c).Id)); got.cpuRequest != 100 || got.cpuLimit != 0 {
 		t.Errorf("limits of the cgroup: got %+v, want a CPU request of 100 and no limit", got)
 	}
 	// A container with exclusive CPUs has no limit of CPU time.
-	exclusive := &kubeContainer{name: "exclusive", image: harness.Busybox, command: sleeps(""), limits: limits{cpuRequest: 1000}, change: func(c *runtimeapi.ContainerConfig) {
-		c.Linux.Resources.CpuQuota, c.Linux.Resources.CpusetCpus = -1, "0"
-	}}
+	exclusive := &kubeContainer{name: "exclusive", image: harness.Busybox, command: sleeps(""), limits: limits{cpuRequest: 1000},
+		change: func(c *runtimeapi.ContainerConfig) {
+			c.Linux.Resources.CpuQuota, c.Linux.Resources.CpusetCpus = -1, "0"
+		}}
 	p.containers = append(p.containers, exclusive)
 	s = k.states(p, "c running, exclusive running")
 	if got := k.limitsIn(k.containerCgroup(p, s.of(exclusive).Id)); got.cpuLimit != 0 {
@@ -160,7 +165,8 @@ func (k *kubelet) limitsIn(cgroup string) limits {
 	if onV2() {
 		// Inverts weight = 1 + (shares-2)*9999/262142, rounded to hundreds of thousandths of a CPU.
 		shares := (number(cgroupRoot("cpu"), "cpu.weight")-1)*262142/9999 + 2
-		return limits{cpuRequest: (shares*1000/1024 + 50) / 100 * 100, cpuLimit: number(cgroupRoot("cpu"), "cpu.max") / 100, memory: number(cgroupRoot("memory"), "memory.max")}
+		return limits{cpuRequest: (shares*1000/1024 + 50) / 100 * 100, cpuLimit: number(cgroupRoot("cpu"), "cpu.max") / 100,
+			memory: number(cgroupRoot("memory"), "memory.max")}
 	}
 	return limits{
 		cpuRequest: (number(cgroupRoot("cpu"), "cpu.shares")*1000 + 1023) / 1024, cpuLimit: number(cgroupRoot("cpu"), "cpu.cfs_quota_us") / 100,
@@ -248,7 +254,8 @@ func kubeStats(t *testing.T, k *kubelet) {
 	k.must(err)
 	for _, stats := range pods {
 		l := stats.GetLinux()
-		if stats.GetAttributes().GetMetadata().GetUid() == "" || l.GetCpu().GetUsageCoreNanoSeconds() == nil || l.GetMemory().GetWorkingSetBytes() == nil || l.GetProcess().GetProcessCount() == nil {
+		if stats.GetAttributes().GetMetadata().GetUid() == "" || l.GetCpu().GetUsageCoreNanoSeconds() == nil ||
+			l.GetMemory().GetWorkingSetBytes() == nil || l.GetProcess().GetProcessCount() == nil {
 			t.Errorf("pod stats: got %v, want a UID, CPU, memory and process figures", stats)
 		}
 		if l.GetNetwork() != nil && (l.Network.DefaultInterface == nil || l.Network.Timestamp == 0) {
@@ -266,10 +273,12 @@ func kubeStats(t *testing.T, k *kubelet) {
 func checkFigures(t *testing.T, s *runtimeapi.ContainerStats) {
 	t.Helper()
 	layer := s.GetWritableLayer()
-	if err := syscall.Statfs(layer.GetFsId().GetMountpoint(), new(syscall.Statfs_t)); err != nil || layer.GetUsedBytes() == nil || layer.GetInodesUsed() == nil {
+	if err := syscall.Statfs(layer.GetFsId().GetMountpoint(), new(syscall.Statfs_t)); err != nil || layer.GetUsedBytes() == nil ||
+		layer.GetInodesUsed() == nil {
 		t.Errorf("writable layer: got %v, error %v; want a mount point, bytes and inodes", layer, err)
 	}
-	if s.GetCpu().GetTimestamp() == 0 || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 || s.GetMemory().GetTimestamp() == 0 || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
+	if s.GetCpu().GetTimestamp() == 0 || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 || s.GetMemory().GetTimestamp() == 0 ||
+		s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
 		t.Errorf("container stats: got %v, want CPU and memory figures with their times", s)
 	}
 }
@@ -277,7 +286,8 @@ func checkFigures(t *testing.T, s *runtimeapi.ContainerStats) {
 // kubeLogs reads a log like kubectl logs -f, over a rotation and until the container's end.
 func kubeLogs(t *testing.T, k *kubelet) {
 	ctx := context.Background()
-	c := &kubeContainer{name: "c", image: harness.Busybox, command: shell("echo before; echo oops >&2; until test -e /data/go; do usleep 10000; done; echo after; sleep 1; echo last")}
+	c := &kubeContainer{name: "c", image: harness.Busybox,
+		command: shell("echo before; echo oops >&2; until test -e /data/go; do usleep 10000; done; echo after; sleep 1; echo last")}
 	p := k.newPod("logs", c)
 	p.restart = restartNever
 	s := k.states(p, "c running")
@@ -321,7 +331,8 @@ func kubeCopy(t *testing.T, k *kubelet) {
 		exec := func(stdin io.Reader, stdout io.Writer, argv ...string) {
 			t.Helper()
 			var stderr bytes.Buffer
-			resp, err := k.runtime.Exec(ctx, &runtimeapi.ExecRequest{ContainerId: s.of(c).Id, Cmd: argv, Stdin: stdin != nil, Stdout: true, Stderr: true})
+			resp, err := k.runtime.Exec(ctx,
+				&runtimeapi.ExecRequest{ContainerId: s.of(c).Id, Cmd: argv, Stdin: stdin != nil, Stdout: true, Stderr: true})
 			k.must(err)
 			code, err := harness.Stream(ctx, protocol, resp.Url, remotecommand.StreamOptions{Stdin: stdin, Stdout: stdout, Stderr: &stderr})
 			if err != nil || code != 0 {
@@ -372,10 +383,12 @@ func kubeHostNetwork(t *testing.T, k *kubelet) {
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
 	p := k.newPod("host", c)
 	p.hostNetwork, p.handler = true, "linux"
-	p.ports = []*runtimeapi.PortMapping{{ContainerPort: 6443, HostPort: 6443}} // only for the scheduler; a pod on the node's network needs no mapping
+	// only for the scheduler; a pod on the node's network needs no mapping
+	p.ports = []*runtimeapi.PortMapping{{ContainerPort: 6443, HostPort: 6443}}
 	s := k.states(p, "c running")
 	sandbox := s.sandbox()
-	if n := sandbox.GetLinux().GetNamespaces().GetOptions().GetNetwork(); n != runtimeapi.NamespaceMode_NODE || sandbox.RuntimeHandler != "linux" {
+	if n := sandbox.GetLinux().GetNamespaces().GetOptions().GetNetwork(); n != runtimeapi.NamespaceMode_NODE ||
+		sandbox.RuntimeHandler != "linux" {
 		t.Errorf("sandbox: got %v, want the handler linux on the node's network", sandbox)
 	}
 	out, _, err := k.runtime.ExecSync(context.Background(), s.of(c).Id, shell("hostname; readlink /proc/self/ns/net"), 0)
@@ -467,7 +480,8 @@ func kubeEvents(t *testing.T, k *kubelet) {
 			t.Errorf("event %s: got container statuses %v, want none", who+kind, e.ContainersStatuses)
 		}
 	}
-	if want := "pod CREATED, pod STARTED, c CREATED, c STARTED, c STOPPED, pod STOPPED, c DELETED, pod DELETED"; strings.Join(got, ", ") != want {
+	if want := "pod CREATED, pod STARTED, c CREATED, c STARTED, c STOPPED, pod STOPPED, c DELETED, pod DELETED"; strings.Join(got,
+		", ") != want {
 		t.Errorf("events: got %s, want %s", strings.Join(got, ", "), want)
 	}
 }
@@ -485,12 +499,14 @@ func kubeNotFound(t *testing.T, k *kubelet) {
 	_, containerErr := k.runtime.ContainerStatus(ctx, container, false)
 	_, _, execErr := k.runtime.ExecSync(ctx, container, []string{"true"}, time.Second)
 	_, createErr := k.runtime.CreateContainer(ctx, sandbox, k.containerConfig(p, c, k.ensureImage(c.image), 1), k.sandboxConfig(p, 0))
-	for what, err := range map[string]error{"PodSandboxStatus": sandboxErr, "ContainerStatus": containerErr, "ExecSync": execErr, "CreateContainer": createErr} {
+	for what, err := range map[string]error{"PodSandboxStatus": sandboxErr, "ContainerStatus": containerErr, "ExecSync": execErr,
+		"CreateContainer": createErr} {
 		if status.Code(err) != codes.NotFound {
 			t.Errorf("%s: got error %v, want NotFound", what, err)
 		}
 	}
-	k.must(errors.Join(k.runtime.StopPodSandbox(ctx, sandbox), k.runtime.RemovePodSandbox(ctx, sandbox), k.runtime.RemoveContainer(ctx, container)))
+	k.must(errors.Join(k.runtime.StopPodSandbox(ctx, sandbox), k.runtime.RemovePodSandbox(ctx, sandbox),
+		k.runtime.RemoveContainer(ctx, container)))
 	if err := k.runtime.StopContainer(ctx, container, 1); err != nil && status.Code(err) != codes.NotFound {
 		t.Error(err)
 	}

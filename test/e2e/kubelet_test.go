@@ -63,14 +63,16 @@ func TestKubeletStartUp(t *testing.T) {
 	k.must(err)
 	for _, u := range slices.Concat(fs.ImageFilesystems, fs.ContainerFilesystems) {
 		// The kubelet passes the mount point to statfs(2) and uses the numbers without testing whether they are set.
-		if err := syscall.Statfs(u.GetFsId().GetMountpoint(), new(syscall.Statfs_t)); err != nil || u.UsedBytes == nil || u.InodesUsed == nil || u.Timestamp == 0 {
+		if err := syscall.Statfs(u.GetFsId().GetMountpoint(), new(syscall.Statfs_t)); err != nil || u.UsedBytes == nil || u.InodesUsed == nil ||
+			u.Timestamp == 0 {
 			t.Errorf("file system: got %v, error %v; want a mount point, bytes, inodes and a time", u, err)
 		}
 	}
 	if len(fs.ImageFilesystems) != 1 || len(fs.ContainerFilesystems) != 1 {
 		t.Errorf("ImageFsInfo: got %v, want one file system of images and one of containers", fs)
 	}
-	streaming, err := criclient.NewRemoteRuntimeServiceBuilder().WithEndpoint("unix://" + d.Socket).WithConnectionTimeout(waitLimit).WithUseStreaming(true).Build(ctx)
+	streaming, err := criclient.NewRemoteRuntimeServiceBuilder().WithEndpoint("unix://" +
+		d.Socket).WithConnectionTimeout(waitLimit).WithUseStreaming(true).Build(ctx)
 	k.must(err)
 	_, podsErr := streaming.ListPodSandbox(ctx, nil)
 	_, containersErr := streaming.ListContainers(ctx, nil)
@@ -142,10 +144,12 @@ func TestKubeletWaitsForTheNetwork(t *testing.T) {
 	}
 	list := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "installed", "plugins": [{"type": "bridge", "bridge": %q, "isGateway": true,
 		"ipam": {"type": "host-local", "subnet": "10.199.0.0/24", "dataDir": %q}}]}`, d.Bridge, filepath.Join(d.Dir, "leases"))
-	plugin := k.newPod("plugin", &kubeContainer{name: "p", image: harness.Busybox, command: sleeps("echo '" + list + "' >/net.d/new && mv /net.d/new /net.d/10-installed.conflist"),
-		change: func(c *runtimeapi.ContainerConfig) {
-			c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/net.d", HostPath: filepath.Join(d.Dir, "net.d")})
-		}})
+	plugin := k.newPod("plugin",
+		&kubeContainer{name: "p", image: harness.Busybox,
+			command: sleeps("echo '" + list + "' >/net.d/new && mv /net.d/new /net.d/10-installed.conflist"),
+			change: func(c *runtimeapi.ContainerConfig) {
+				c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/net.d", HostPath: filepath.Join(d.Dir, "net.d")})
+			}})
 	plugin.hostNetwork = true
 	k.states(plugin, "p running")
 	harness.Eventually(t, waitLimit, networkReady)
@@ -203,7 +207,8 @@ func kubeDeployment(t *testing.T, k *kubelet) {
 	p.grace = 3 // because httpd ignores SIGTERM
 	p.init = []*kubeContainer{
 		{name: "first", image: harness.Busybox, command: shell("echo first >>/data/order")},
-		{name: "sidecar", image: harness.Busybox, sidecar: true, command: shell("echo sidecar >>/data/order; trap 'echo sidecar ends >>/data/order; exit 0' TERM; sleep 3600 & wait")},
+		{name: "sidecar", image: harness.Busybox, sidecar: true,
+			command: shell("echo sidecar >>/data/order; trap 'echo sidecar ends >>/data/order; exit 0' TERM; sleep 3600 & wait")},
 		{name: "last", image: harness.Busybox, command: shell("grep -q sidecar /data/order && echo last >>/data/order")},
 	}
 	port := freePort(t)
@@ -226,7 +231,8 @@ func kubeDeployment(t *testing.T, k *kubelet) {
 	if err := exec(time.Second, "sleep", "60"); !errors.Is(err, criclient.ErrCommandTimedOut) {
 		t.Errorf("slow exec probe: got error %v, want a timeout", err)
 	}
-	if again := k.states(p, "first exited, sidecar running, last exited, web running"); again.of(web).Id != s.of(web).Id || len(again.containers) != 4 {
+	if again := k.states(p, "first exited, sidecar running, last exited, web running"); again.of(web).Id != s.of(web).Id ||
+		len(again.containers) != 4 {
 		t.Errorf("containers of an unchanged pod: got %v, want the same as before", again.containers)
 	}
 	p.deleted = true
@@ -261,13 +267,15 @@ func kubeCrashLoop(t *testing.T, k *kubelet) {
 				continue
 			}
 			n := int(status.Metadata.Attempt)
-			if status.ExitCode != 4 || status.Reason != "Error" || status.Message != "" || status.FinishedAt < status.StartedAt || status.StartedAt < status.CreatedAt {
+			if status.ExitCode != 4 || status.Reason != "Error" || status.Message != "" || status.FinishedAt < status.StartedAt ||
+				status.StartedAt < status.CreatedAt {
 				t.Errorf("status of attempt %d: got %v, want exit code 4, reason Error and valid times", n, status)
 			}
 			if got, want := k.terminationMessage(status), fmt.Sprintf("out of luck %d\n", n); got != want {
 				t.Errorf("termination message of attempt %d: got %q, want %q", n, got, want)
 			}
-			if got := harness.Text(harness.ReadLog(t, status.LogPath), "stdout"); got != fmt.Sprintf("run %d\n", n) || filepath.Base(status.LogPath) != fmt.Sprintf("%d.log", n) {
+			if got := harness.Text(harness.ReadLog(t, status.LogPath), "stdout"); got != fmt.Sprintf("run %d\n", n) ||
+				filepath.Base(status.LogPath) != fmt.Sprintf("%d.log", n) {
 				t.Errorf("log of attempt %d: got %q in %s, want \"run %d\" in %d.log", n, got, status.LogPath, n, n)
 			}
 		}
@@ -334,7 +342,8 @@ func kubeStartFails(t *testing.T, k *kubelet) {
 	if _, err := os.Stat(s.of(missing).LogPath); err != nil {
 		t.Errorf("log of the container that did not start: %v", err)
 	}
-	hungry := &kubeContainer{name: "hungry", image: harness.Busybox, limits: limits{memory: 16 << 20}, command: shell("x=$(yes | head -c 64000000); echo $x | wc -c")}
+	hungry := &kubeContainer{name: "hungry", image: harness.Busybox, limits: limits{memory: 16 << 20},
+		command: shell("x=$(yes | head -c 64000000); echo $x | wc -c")}
 	p = k.newPod("hungry", hungry)
 	p.restart = restartNever
 	if c := k.states(p, "hungry exited").of(hungry); c.Reason != "OOMKilled" || c.ExitCode != 137 {
@@ -348,11 +357,13 @@ func kubeDebug(t *testing.T, k *kubelet) {
 	main := &kubeContainer{name: "main", image: harness.Busybox, command: []string{"sleep", "7654"}}
 	p := k.newPod("debug", main)
 	k.states(p, "main running")
-	p.ephemeral = []*kubeContainer{{name: "debugger", image: harness.Busybox, target: "main", command: []string{"sh"}, change: func(c *runtimeapi.ContainerConfig) {
-		c.Stdin, c.Tty = true, true
-	}}}
+	p.ephemeral = []*kubeContainer{{name: "debugger", image: harness.Busybox, target: "main", command: []string{"sh"},
+		change: func(c *runtimeapi.ContainerConfig) {
+			c.Stdin, c.Tty = true, true
+		}}}
 	s := k.states(p, "main running, debugger running")
-	resp, err := k.runtime.Attach(context.Background(), &runtimeapi.AttachRequest{ContainerId: s.of(p.ephemeral[0]).Id, Stdin: true, Stdout: true, Tty: true})
+	resp, err := k.runtime.Attach(context.Background(),
+		&runtimeapi.AttachRequest{ContainerId: s.of(p.ephemeral[0]).Id, Stdin: true, Stdout: true, Tty: true})
 	k.must(err)
 	session := startSession(t, harness.SPDY, resp.Url, true)
 	session.send("ps -o args\n")
@@ -406,7 +417,8 @@ func killPause(t *testing.T, podID string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
 	for _, file := range files {
 		cgroups, _ := os.ReadFile(file)
-		if !slices.ContainsFunc(lines(string(cgroups)), func(line string) bool { return strings.HasSuffix(strings.TrimSuffix(line, ".scope"), podID) }) {
+		if !slices.ContainsFunc(lines(string(cgroups)),
+			func(line string) bool { return strings.HasSuffix(strings.TrimSuffix(line, ".scope"), podID) }) {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -429,7 +441,8 @@ func kubeLostSandbox(t *testing.T, k *kubelet) {
 	p := k.newPod("lost", c)
 	p.init = []*kubeContainer{{name: "init", image: harness.Busybox, command: shell("echo x >>/data/inits")}}
 	first := k.states(p, "init exited, c running")
-	_, err := k.runtime.CreateContainer(context.Background(), first.sandbox().Id, k.containerConfig(p, never, k.ensureImage(never.image), 0), k.sandboxConfig(p, 0))
+	_, err := k.runtime.CreateContainer(context.Background(), first.sandbox().Id, k.containerConfig(p, never, k.ensureImage(never.image), 0),
+		k.sandboxConfig(p, 0))
 	k.must(err)
 	k.must(k.runtime.StopPodSandbox(context.Background(), first.sandbox().Id))
 	if s := k.status(p); s.sandbox() != nil || s.state(c) != "exited" || s.sandboxes[0].GetNetwork().GetIp() != "" {

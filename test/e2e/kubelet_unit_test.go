@@ -60,7 +60,8 @@ func playUnits(t *testing.T, d *harness.Daemon, kind unitKind) {
 // unitPod returns a pod with one container. how configures each attempt.
 func (k *kubelet) unitPod(name string, kind unitKind, how func(c *runtimeapi.ContainerConfig, attempt int)) *kubePod {
 	k.t.Helper()
-	p := k.newPod(name, &kubeContainer{name: "c", image: kind.image, change: func(c *runtimeapi.ContainerConfig) { how(c, int(c.Metadata.Attempt)) }})
+	p := k.newPod(name, &kubeContainer{name: "c", image: kind.image,
+		change: func(c *runtimeapi.ContainerConfig) { how(c, int(c.Metadata.Attempt)) }})
 	p.handler, p.grace = kind.handler, 5
 	return p
 }
@@ -126,7 +127,8 @@ func unitCrashLoop(t *testing.T, k *kubelet, kind unitKind) {
 		t.Fatalf("attempts after garbage collection: got %v, want 2", s.containers)
 	}
 	last := s.containers[1]
-	if last.State != exited || last.Metadata.Attempt != 2 || last.ExitCode != 4 || last.Reason != "Error" || last.FinishedAt > s.containers[0].CreatedAt {
+	if last.State != exited || last.Metadata.Attempt != 2 || last.ExitCode != 4 || last.Reason != "Error" ||
+		last.FinishedAt > s.containers[0].CreatedAt {
 		t.Errorf("previous attempt: got %v, want attempt 2, exited with code 4", last)
 	}
 	if _, err := os.Stat(last.LogPath); err != nil || last.LogPath == s.containers[0].LogPath {
@@ -170,7 +172,8 @@ func unitJob(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-job", kind, func(c *runtimeapi.ContainerConfig, attempt int) { kind.ends(c, max(0, 1-attempt)) })
 	p.restart = restartOnFailure
 	k.wait(p, func(s *podStatus) error {
-		if c := s.of(p.containers[0]); s.sandbox() != nil || c == nil || c.State != exited || c.Metadata.Attempt != 1 || c.ExitCode != 0 || c.Reason != "Completed" {
+		if c := s.of(p.containers[0]); s.sandbox() != nil || c == nil || c.State != exited || c.Metadata.Attempt != 1 || c.ExitCode != 0 ||
+			c.Reason != "Completed" {
 			return fmt.Errorf("want the second attempt Completed with code 0 and no running sandbox, got %v", s)
 		}
 		return s.isUnit()
@@ -243,7 +246,8 @@ func (s *podStatus) String() string {
 		text += fmt.Sprintf("sandbox %s %s %s; ", sandbox.Id, sandbox.State, sandbox.GetNetwork().GetIp())
 	}
 	for _, c := range s.containers {
-		text += fmt.Sprintf("container %s attempt %d %s started %d code %d %s; ", c.Id, c.Metadata.Attempt, c.State, c.StartedAt, c.ExitCode, c.Reason)
+		text += fmt.Sprintf("container %s attempt %d %s started %d code %d %s; ", c.Id, c.Metadata.Attempt, c.State, c.StartedAt, c.ExitCode,
+			c.Reason)
 	}
 	return text
 }

@@ -28,7 +28,8 @@ func TestLogs(t *testing.T) {
 	t.Run("runtime should support starting container with log [Conformance]", func(t *testing.T) {
 		before := time.Now()
 		lines := ran(t, "echo hello; echo world >&2; echo; printf 'no newline'")
-		if harness.Text(lines, "stdout") != "hello\n\nno newline" && harness.Text(lines, "stdout") != "hello\n\nno newline\n" || harness.Text(lines, "stderr") != "world\n" {
+		if harness.Text(lines, "stdout") != "hello\n\nno newline" && harness.Text(lines, "stdout") != "hello\n\nno newline\n" ||
+			harness.Text(lines, "stderr") != "world\n" {
 			t.Errorf("lines: got %v, want hello, an empty line and \"no newline\" from stdout, world from stderr", lines)
 		}
 		for _, l := range lines {
@@ -71,7 +72,8 @@ func TestLogs(t *testing.T) {
 		}
 	})
 	t.Run("runtime should support reopening container log [Conformance]", func(t *testing.T) {
-		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("i=0; while :; do echo line $i; i=$((i+1)); usleep 5000; done")))
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox,
+			harness.Shell("i=0; while :; do echo line $i; i=$((i+1)); usleep 5000; done")))
 		c.WaitLog("line 3")
 		rotated := c.LogFile() + ".1"
 		if err := os.Rename(c.LogFile(), rotated); err != nil {
@@ -98,7 +100,8 @@ func TestLogs(t *testing.T) {
 		wantCode(t, err, codes.NotFound)
 	})
 	t.Run("N1 the log goes on while the daemon is dead", func(t *testing.T) {
-		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("i=0; while :; do echo line $i; i=$((i+1)); usleep 5000; done")))
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox,
+			harness.Shell("i=0; while :; do echo line $i; i=$((i+1)); usleep 5000; done")))
 		c.WaitLog("line 3")
 		d.Kill()
 		last := c.Logs()

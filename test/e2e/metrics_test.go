@@ -51,7 +51,8 @@ var (
 	// kernelMetrics need pressure accounting, and a cgroup controller for huge pages.
 	kernelMetrics = []string{
 		"container_hugetlb_max_usage_bytes", "container_hugetlb_usage_bytes", "container_pressure_cpu_stalled_seconds_total",
-		"container_pressure_cpu_waiting_seconds_total", "container_pressure_io_stalled_seconds_total", "container_pressure_io_waiting_seconds_total",
+		"container_pressure_cpu_waiting_seconds_total", "container_pressure_io_stalled_seconds_total",
+		"container_pressure_io_waiting_seconds_total",
 		"container_pressure_memory_stalled_seconds_total", "container_pressure_memory_waiting_seconds_total",
 	}
 )
@@ -182,7 +183,8 @@ func checkMetrics(t *testing.T, d *harness.Daemon, c *harness.Container, want ..
 			continue
 		}
 		meta := c.Pod.Config.GetMetadata()
-		if labels["pod"] != meta.GetName() || labels["namespace"] != meta.GetNamespace() || labels["container"] != status.GetMetadata().GetName() ||
+		if labels["pod"] != meta.GetName() || labels["namespace"] != meta.GetNamespace() ||
+			labels["container"] != status.GetMetadata().GetName() ||
 			labels["name"] != c.ID || labels["image"] != c.Config.GetImage().GetImage() {
 			t.Errorf("labels: got %v, want those of pod %v and container %v", labels, meta, status)
 		}
@@ -326,7 +328,8 @@ func TestMetrics(t *testing.T) {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "container_cpu_usage_seconds_total{") && strings.Contains(line, `id="`+c.ID+`"`) && strings.Contains(line, "} 0.") {
+			if strings.HasPrefix(line, "container_cpu_usage_seconds_total{") && strings.Contains(line, `id="`+c.ID+`"`) &&
+				strings.Contains(line, "} 0.") {
 				return
 			}
 		}

@@ -63,8 +63,10 @@ func TestMountPropagation(t *testing.T) {
 		seenAtCreation bool
 	}{
 		{"mount with 'rprivate' should not support propagation", runtimeapi.MountPropagation_PROPAGATION_PRIVATE, false, false, true},
-		{"mount with 'rshared' should support propagation from host to container and vice versa", runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, true, true, true},
-		{"mount with 'rslave' should support propagation from host to container", runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER, true, false, true},
+		{"mount with 'rshared' should support propagation from host to container and vice versa",
+			runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, true, true, true},
+		{"mount with 'rslave' should support propagation from host to container", runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER, true,
+			false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := propagating(t, unix.MS_SHARED|unix.MS_REC)
@@ -94,8 +96,10 @@ func TestMountPropagation(t *testing.T) {
 	t.Run("a private mount of the host cannot propagate", func(t *testing.T) {
 		dir := propagating(t, unix.MS_PRIVATE|unix.MS_REC)
 		p := startPod(t, d)
-		for _, mode := range []runtimeapi.MountPropagation{runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER} {
-			config := harness.ContainerConfig("c", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", Propagation: mode}))
+		for _, mode := range []runtimeapi.MountPropagation{runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL,
+			runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER} {
+			config := harness.ContainerConfig("c", harness.Busybox,
+				mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", Propagation: mode}))
 			if msg := refused(t, d, p, config); !strings.Contains(msg, "propagation") {
 				t.Errorf("refusal: got %q, want the name of the field", msg)
 			}
@@ -135,7 +139,9 @@ func TestReadOnlyMounts(t *testing.T) {
 		})
 		if !offered { // the refusal must have the name that the kubelet knows
 			p := startPod(t, d)
-			_, err := create(d, p, harness.ContainerConfig("c", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: t.TempDir(), ContainerPath: "/v", Readonly: true, RecursiveReadOnly: true})))
+			_, err := create(d, p,
+				harness.ContainerConfig("c", harness.Busybox,
+					mounts(&runtimeapi.Mount{HostPath: t.TempDir(), ContainerPath: "/v", Readonly: true, RecursiveReadOnly: true})))
 			if err == nil || !strings.Contains(err.Error(), crierrors.ErrRROUnsupported.Error()) {
 				t.Errorf("CreateContainer: got error %v, want %v", err, crierrors.ErrRROUnsupported)
 			}
@@ -150,9 +156,11 @@ func TestReadOnlyMounts(t *testing.T) {
 		}
 	})
 	for name, m := range map[string]*runtimeapi.Mount{
-		"should reject a recursive readonly mount with PROPAGATION_HOST_TO_CONTAINER": {Readonly: true, Propagation: runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER},
-		"should reject a recursive readonly mount with PROPAGATION_BIDIRECTIONAL":     {Readonly: true, Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL},
-		"should reject a recursive readonly mount with ReadOnly  false":               {},
+		"should reject a recursive readonly mount with PROPAGATION_HOST_TO_CONTAINER": {Readonly: true,
+			Propagation: runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER},
+		"should reject a recursive readonly mount with PROPAGATION_BIDIRECTIONAL": {Readonly: true,
+			Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL},
+		"should reject a recursive readonly mount with ReadOnly  false": {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m.HostPath, m.ContainerPath, m.RecursiveReadOnly = t.TempDir(), "/volume", true
@@ -165,7 +173,8 @@ func TestReadOnlyMounts(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "program"), []byte("#!/bin/sh\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", MountOptions: []string{"noexec", "nodev", "nosuid"}}))
+		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume",
+			MountOptions: []string{"noexec", "nodev", "nosuid"}}))
 		if _, stderr, code := c.ExecSync("sh", "-c", "/volume/program"); code != 126 {
 			t.Errorf("program on a noexec mount: got code %d, stderr %s; want 126", code, stderr)
 		}
@@ -175,7 +184,9 @@ func TestReadOnlyMounts(t *testing.T) {
 				t.Errorf("mount options: got %s, want %s among them", options, o)
 			}
 		}
-		_, err := create(d, c.Pod, harness.ContainerConfig("other", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", MountOptions: []string{"suid"}})))
+		_, err := create(d, c.Pod,
+			harness.ContainerConfig("other", harness.Busybox,
+				mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", MountOptions: []string{"suid"}})))
 		wantCode(t, err, codes.InvalidArgument)
 	})
 }
@@ -191,7 +202,8 @@ func pushFiles(t *testing.T, repository string, files map[string]string) string 
 	artifact := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), "application/vnd.example.model.config.v1+json")
 	for title, text := range files {
 		artifact, err = mutate.Append(artifact, mutate.Addendum{
-			Layer: static.NewLayer([]byte(text), "application/vnd.example.model"), Annotations: map[string]string{"org.opencontainers.image.title": title},
+			Layer:       static.NewLayer([]byte(text), "application/vnd.example.model"),
+			Annotations: map[string]string{"org.opencontainers.image.title": title},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -242,7 +254,9 @@ func TestImageVolume(t *testing.T) {
 		}
 	})
 	t.Run("subPath should fail when subPath does not exist in the image", func(t *testing.T) {
-		if msg := refused(t, d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, mounts(volume("no/such/path")))); !strings.Contains(msg, crierrors.ErrImageVolumeMountFailed.Error()) {
+		if msg := refused(t, d, startPod(t, d),
+			harness.ContainerConfig("c", harness.Busybox, mounts(volume("no/such/path")))); !strings.Contains(msg,
+			crierrors.ErrImageVolumeMountFailed.Error()) {
 			t.Errorf("refusal: got %q, want %v", msg, crierrors.ErrImageVolumeMountFailed)
 		}
 	})
@@ -253,7 +267,8 @@ func TestImageVolume(t *testing.T) {
 			return &runtimeapi.Mount{ContainerPath: path, Image: &runtimeapi.ImageSpec{Image: model}, ImageSubPath: sub, Readonly: true}
 		}
 		c := sleeper(t, d, mounts(artifact("/model", ""), artifact("/config", "config"), artifact("/weights", "weights.bin")))
-		if got := c.Must("cat", "/model/weights.bin", "/model/config/params.json", "/config/params.json", "/weights"); got != "weightsparamsparamsweights" {
+		if got := c.Must("cat", "/model/weights.bin", "/model/config/params.json", "/config/params.json",
+			"/weights"); got != "weightsparamsparamsweights" {
 			t.Errorf("files of the artifact: got %q", got)
 		}
 		for _, script := range []string{"echo x >/model/weights.bin", "echo x >/weights", "rm /config/params.json"} {
@@ -278,7 +293,8 @@ func TestImageVolume(t *testing.T) {
 				_, err = d.CRI().StartContainer(context.Background(), &runtimeapi.StartContainerRequest{ContainerId: id})
 			}
 			if err == nil {
-				resp, err := d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"test", "-e", "/volume/shadow"}})
+				resp, err := d.CRI().ExecSync(context.Background(),
+					&runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"test", "-e", "/volume/shadow"}})
 				if err != nil || resp.ExitCode == 0 {
 					t.Errorf("subPath %s: the volume contains the node's files, error %v", sub, err)
 				}

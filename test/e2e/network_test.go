@@ -94,7 +94,8 @@ func TestNetworking(t *testing.T) {
 	d.Pull(t, harness.Httpd)
 	t.Run("runtime should support DNS config [Conformance]", func(t *testing.T) {
 		p := startPod(t, d, func(c *runtimeapi.PodSandboxConfig) {
-			c.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.10.10.10", "fd00::10"}, Searches: []string{"google.com", "svc.cluster.local"}, Options: []string{"ndots:8", "edns0"}}
+			c.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.10.10.10", "fd00::10"}, Searches: []string{"google.com", "svc.cluster.local"},
+				Options: []string{"ndots:8", "edns0"}}
 		})
 		want := "search google.com svc.cluster.local\nnameserver 10.10.10.10\nnameserver fd00::10\noptions ndots:8 edns0\n"
 		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
@@ -118,7 +119,8 @@ func TestNetworking(t *testing.T) {
 		if got := c.Must("sh", "-c", "hostname; cat /etc/hostname; echo $HOSTNAME"); got != strings.Repeat("critest-host\n", 3) {
 			t.Errorf("host names: got %q, want critest-host three times", got)
 		}
-		if got := c.Must("cat", "/etc/hosts"); !strings.Contains(got, p.IP()+"\tcritest-host\n") || !strings.Contains(got, "127.0.0.1\tlocalhost\n") {
+		if got := c.Must("cat", "/etc/hosts"); !strings.Contains(got, p.IP()+"\tcritest-host\n") ||
+			!strings.Contains(got, "127.0.0.1\tlocalhost\n") {
 			t.Errorf("/etc/hosts: got %q, want the pod's name and localhost", got)
 		}
 	})
@@ -272,7 +274,8 @@ func TestMultipleContainers(t *testing.T) {
 	d.Pull(t, harness.Busybox)
 	d.Pull(t, harness.Httpd)
 	p := startPod(t, d)
-	web, other := p.Run(httpd("web")), p.Run(harness.ContainerConfig("other", harness.Busybox, harness.Shell("echo from the other; trap 'exit 0' TERM; sleep 3600 & wait")))
+	web, other := p.Run(httpd("web")),
+		p.Run(harness.ContainerConfig("other", harness.Busybox, harness.Shell("echo from the other; trap 'exit 0' TERM; sleep 3600 & wait")))
 	t.Run("should support network", func(t *testing.T) {
 		if got := get(t, "http://"+p.IP()); !strings.Contains(got, itWorks) {
 			t.Errorf("page: got %q, want %q in it", got, itWorks)

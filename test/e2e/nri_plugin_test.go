@@ -52,7 +52,8 @@ func connectPlugin(t *testing.T, d *harness.Daemon, index, name string, p *nriPl
 
 // startPlugin connects a plugin. From its return on, the plugin gets all calls.
 func startPlugin(d *harness.Daemon, index, name string, p *nriPlugin) (err error) {
-	p.containers, p.pods, p.began, p.closed = map[string]*api.Container{}, map[string]*api.PodSandbox{}, make(chan struct{}), make(chan struct{})
+	p.containers, p.pods, p.began, p.closed = map[string]*api.Container{}, map[string]*api.PodSandbox{}, make(chan struct{}),
+		make(chan struct{})
 	p.stub, err = stub.New(p, stub.WithPluginIdx(index), stub.WithPluginName(name), stub.WithSocketPath(d.NRISocket()),
 		stub.WithOnClose(sync.OnceFunc(func() { close(p.closed) })))
 	if err != nil {
@@ -174,7 +175,8 @@ func (p *nriPlugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) e
 	return p.record(ctx, "RemovePodSandbox", pod, nil)
 }
 
-func (p *nriPlugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (p *nriPlugin) CreateContainer(ctx context.Context, pod *api.PodSandbox,
+	c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	if err := p.record(ctx, "CreateContainer", pod, c); err != nil || p.onCreate == nil {
 		return nil, nil, err
 	}
@@ -194,7 +196,8 @@ func (p *nriPlugin) PostStartContainer(ctx context.Context, pod *api.PodSandbox,
 	return p.record(ctx, "PostStartContainer", pod, c)
 }
 
-func (p *nriPlugin) UpdateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container, r *api.LinuxResources) ([]*api.ContainerUpdate, error) {
+func (p *nriPlugin) UpdateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container,
+	r *api.LinuxResources) ([]*api.ContainerUpdate, error) {
 	if err := p.record(ctx, "UpdateContainer", pod, c); err != nil || p.onUpdate == nil {
 		return nil, err
 	}
@@ -265,7 +268,8 @@ func (l *fileLogger) StartContainer(_ context.Context, _ *api.PodSandbox, c *api
 // injector is a plugin that adds the devices in the annotation devices.nri.io/container.NAME of a pod to its container.
 type injector struct{}
 
-func (injector) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+func (injector) CreateContainer(_ context.Context, pod *api.PodSandbox,
+	c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	var devices []struct {
 		Path, Type   string
 		Major, Minor int64

@@ -25,7 +25,8 @@ import (
 // The calls for a pod and a container that run until they are stopped.
 var (
 	podCalls       = []string{"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"}
-	containerCalls = []string{"CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer", "StopContainer", "RemoveContainer"}
+	containerCalls = []string{"CreateContainer", "PostCreateContainer", "StartContainer", "PostStartContainer", "StopContainer",
+		"RemoveContainer"}
 )
 
 // hookGate blocks the first call of a plugin that matches until it is opened.
@@ -98,29 +99,31 @@ func TestNRI(t *testing.T) {
 			t.Errorf("pod: got %v, want the metadata of %v and the address %s", got, want, ip)
 		}
 	})
-	t.Run("should receive CreateContainer, StartContainer, StopContainer, and RemoveContainer in strict order with correct metadata", func(t *testing.T) {
-		plugin := connectPlugin(t, d, "00", "containers", &nriPlugin{})
-		c := startPod(t, d).Run(sleep("ordered"))
-		if m := plugin.container(c.ID); m.Name != "ordered" || m.PodSandboxId != c.Pod.ID || m.Args[0] != "sh" || m.Linux.CgroupsPath == "" ||
-			len(m.Linux.Namespaces) == 0 || m.State != api.ContainerState_CONTAINER_RUNNING || m.Pid == 0 {
-			t.Errorf("container: got %v, want that of %v", m, c.Config)
-		}
-		c.Stop(0)
-		plugin.waitCalls(t, c.ID, containerCalls[:5]...)
-		c.Remove()
-		plugin.waitCalls(t, c.ID, containerCalls...)
-	})
-	t.Run("should receive CreateContainer, StartContainer, StopContainer, and RemoveContainer for a container that exits with a non-zero code", func(t *testing.T) {
-		plugin := connectPlugin(t, d, "00", "failed", &nriPlugin{})
-		c := startPod(t, d).Run(harness.ContainerConfig("failed", harness.Busybox, harness.Shell("exit 1")))
-		c.WaitExit(1)
-		plugin.waitCalls(t, c.ID, containerCalls[:5]...)
-		if m := plugin.container(c.ID); m.ExitCode != 1 || m.State != api.ContainerState_CONTAINER_STOPPED {
-			t.Errorf("container: got %v, want one that stopped with exit code 1", m)
-		}
-		c.Remove()
-		plugin.waitCalls(t, c.ID, containerCalls...)
-	})
+	t.Run("should receive CreateContainer, StartContainer, StopContainer, and RemoveContainer in strict order with correct metadata",
+		func(t *testing.T) {
+			plugin := connectPlugin(t, d, "00", "containers", &nriPlugin{})
+			c := startPod(t, d).Run(sleep("ordered"))
+			if m := plugin.container(c.ID); m.Name != "ordered" || m.PodSandboxId != c.Pod.ID || m.Args[0] != "sh" || m.Linux.CgroupsPath == "" ||
+				len(m.Linux.Namespaces) == 0 || m.State != api.ContainerState_CONTAINER_RUNNING || m.Pid == 0 {
+				t.Errorf("container: got %v, want that of %v", m, c.Config)
+			}
+			c.Stop(0)
+			plugin.waitCalls(t, c.ID, containerCalls[:5]...)
+			c.Remove()
+			plugin.waitCalls(t, c.ID, containerCalls...)
+		})
+	t.Run("should receive CreateContainer, StartContainer, StopContainer, and RemoveContainer for a container that exits with a non-zero code",
+		func(t *testing.T) {
+			plugin := connectPlugin(t, d, "00", "failed", &nriPlugin{})
+			c := startPod(t, d).Run(harness.ContainerConfig("failed", harness.Busybox, harness.Shell("exit 1")))
+			c.WaitExit(1)
+			plugin.waitCalls(t, c.ID, containerCalls[:5]...)
+			if m := plugin.container(c.ID); m.ExitCode != 1 || m.State != api.ContainerState_CONTAINER_STOPPED {
+				t.Errorf("container: got %v, want one that stopped with exit code 1", m)
+			}
+			c.Remove()
+			plugin.waitCalls(t, c.ID, containerCalls...)
+		})
 	for name, check := range map[string]func(t *testing.T, id string, config *runtimeapi.PodSandboxConfig){
 		"should not expose sandbox while RunPodSandbox hook is in progress": func(t *testing.T, id string, _ *runtimeapi.PodSandboxConfig) {
 			if slices.Contains(listedPods(t, d, nil), id) {
@@ -129,7 +132,8 @@ func TestNRI(t *testing.T) {
 			_, err := d.CRI().PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 			wantCode(t, err, codes.NotFound)
 		},
-		"should not start workload containers until RunPodSandbox hook completes": func(t *testing.T, id string, config *runtimeapi.PodSandboxConfig) {
+		"should not start workload containers until RunPodSandbox hook completes": func(t *testing.T, id string,
+			config *runtimeapi.PodSandboxConfig) {
 			if _, err := create(d, &harness.Pod{ID: id, Config: config}, sleep("early")); err == nil {
 				t.Error("CreateContainer succeeded while the hook of the sandbox runs")
 			}
@@ -267,7 +271,8 @@ func TestNRI(t *testing.T) {
 		plugin.waitCalls(t, ended.ID, "RemoveContainer")
 	})
 	t.Run("should receive a callback for container created during the Synchronize call", func(t *testing.T) { testNRISynchronize(t, d, 1) })
-	t.Run("should receive information about all containers without the race condition during initialization", func(t *testing.T) { testNRISynchronize(t, d, 4) })
+	t.Run("should receive information about all containers without the race condition during initialization",
+		func(t *testing.T) { testNRISynchronize(t, d, 4) })
 	t.Run("adjustments have an effect, and survive a restart and an update", func(t *testing.T) { testNRIAdjustments(t, d) })
 	t.Run("updates by plugins", func(t *testing.T) { testNRIUpdates(t, d) })
 	t.Run("impossible adjustments are refused by name", func(t *testing.T) {
@@ -413,24 +418,26 @@ func testNRIAdjustments(t *testing.T, d *harness.Daemon) {
 	if err := os.WriteFile(file, []byte("from the plugin"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	plugin := connectPlugin(t, d, "00", "adjusts", &nriPlugin{onCreate: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate) {
-		a := &api.ContainerAdjustment{}
-		a.AddAnnotation("by", "plugin")
-		a.AddEnv("ADDED", "yes")
-		a.AddEnv("CHANGED", "z")
-		a.AddMount(&api.Mount{Source: file, Destination: "/mounted", Type: "bind", Options: []string{"bind", "ro"}})
-		a.AddDevice(&api.LinuxDevice{Path: "/dev/zero2", Type: "c", Major: 1, Minor: 5, FileMode: api.FileMode(0o666)})
-		a.AddRlimit("RLIMIT_NOFILE", 333, 222)
-		a.AddHooks(&api.Hooks{CreateRuntime: []*api.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", "echo ran >" + hooked}}}})
-		a.SetLinuxMemoryLimit(64 << 20)
-		a.SetLinuxCPUShares(333)
-		a.SetLinuxPidLimits(55)
-		a.SetLinuxOomScoreAdj(new(500))
-		a.SetLinuxSysctl("net.ipv4.ip_forward", "1")
-		return a, nil
-	}})
+	plugin := connectPlugin(t, d, "00", "adjusts",
+		&nriPlugin{onCreate: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate) {
+			a := &api.ContainerAdjustment{}
+			a.AddAnnotation("by", "plugin")
+			a.AddEnv("ADDED", "yes")
+			a.AddEnv("CHANGED", "z")
+			a.AddMount(&api.Mount{Source: file, Destination: "/mounted", Type: "bind", Options: []string{"bind", "ro"}})
+			a.AddDevice(&api.LinuxDevice{Path: "/dev/zero2", Type: "c", Major: 1, Minor: 5, FileMode: api.FileMode(0o666)})
+			a.AddRlimit("RLIMIT_NOFILE", 333, 222)
+			a.AddHooks(&api.Hooks{CreateRuntime: []*api.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", "echo ran >" + hooked}}}})
+			a.SetLinuxMemoryLimit(64 << 20)
+			a.SetLinuxCPUShares(333)
+			a.SetLinuxPidLimits(55)
+			a.SetLinuxOomScoreAdj(new(500))
+			a.SetLinuxSysctl("net.ipv4.ip_forward", "1")
+			return a, nil
+		}})
 	p := startPod(t, d)
-	config := harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), resources(&runtimeapi.LinuxContainerResources{CpuShares: 100, CpuQuota: 50000, CpuPeriod: 100000}))
+	config := harness.ContainerConfig("c", harness.Busybox, harness.Sleep(),
+		resources(&runtimeapi.LinuxContainerResources{CpuShares: 100, CpuQuota: 50000, CpuPeriod: 100000}))
 	config.Envs = []*runtimeapi.KeyValue{{Key: "CHANGED", Value: []byte("x")}, {Key: "KEPT", Value: []byte("y")}}
 	c := p.Run(config)
 	again, err := create(d, p, config)
@@ -458,7 +465,8 @@ func testNRIAdjustments(t *testing.T, d *harness.Daemon) {
 	if m := plugin.container(c.ID); m.Annotations["by"] != "plugin" || m.Linux.Resources.Memory.Limit.GetValue() != 64<<20 {
 		t.Errorf("the plugin sees %v, want what it adjusted", m)
 	}
-	if err := d.Runtime().UpdateContainerResources(context.Background(), c.ID, &runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20}}); err != nil {
+	if err := d.Runtime().UpdateContainerResources(context.Background(), c.ID,
+		&runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20}}); err != nil {
 		t.Fatal(err)
 	}
 	check("updated", 96<<20)
@@ -504,7 +512,8 @@ func testNRIUpdates(t *testing.T, d *harness.Daemon) {
 	plugin.onUpdate = func(c *api.Container, r *api.LinuxResources) []*api.ContainerUpdate {
 		return []*api.ContainerUpdate{limit(c.Id, r.Memory.Limit.GetValue()+1<<20)}
 	}
-	err = d.Runtime().UpdateContainerResources(context.Background(), first.ID, &runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 60 << 20}})
+	err = d.Runtime().UpdateContainerResources(context.Background(), first.ID,
+		&runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 60 << 20}})
 	if err != nil {
 		t.Error(err)
 	}
@@ -611,14 +620,16 @@ func TestNRIInstalledPlugins(t *testing.T) {
 func TestNRIOtherKinds(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.VM(t))
 	var adjustment *api.ContainerAdjustment
-	plugin := connectPlugin(t, d, "00", "follows", &nriPlugin{onCreate: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate) {
-		return adjustment, nil
-	}})
+	plugin := connectPlugin(t, d, "00", "follows",
+		&nriPlugin{onCreate: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate) {
+			return adjustment, nil
+		}})
 	adjustment = &api.ContainerAdjustment{}
 	adjustment.AddEnv("BY", "plugin")
 	adjustment.AddAnnotation("by", "plugin")
 	adjustment.SetLinuxMemoryLimit(48 << 20)
-	c := d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) { c.Args = []string{"env"} }}})
+	c := d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo,
+		Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) { c.Args = []string{"env"} }}})
 	c.WaitExit(0)
 	if text := c.WaitLog("BY=plugin"); text == "" {
 		t.Error("the component does not have the plugin's variable")

@@ -89,7 +89,8 @@ func TestPodSandbox(t *testing.T) {
 		if s.Metadata.String() != p.Config.Metadata.String() || !maps.Equal(s.Labels, labels) || !maps.Equal(s.Annotations, annotations) {
 			t.Errorf("status: got %v, want the attributes of %v", s, p.Config)
 		}
-		if n := s.GetLinux().GetNamespaces().GetOptions(); n.GetPid() != runtimeapi.NamespaceMode_CONTAINER || n.GetNetwork() != runtimeapi.NamespaceMode_POD {
+		if n := s.GetLinux().GetNamespaces().GetOptions(); n.GetPid() != runtimeapi.NamespaceMode_CONTAINER ||
+			n.GetNetwork() != runtimeapi.NamespaceMode_POD {
 			t.Errorf("namespaces: got %v, want PID CONTAINER and network POD", n)
 		}
 		for name, f := range map[string]*runtimeapi.PodSandboxFilter{
@@ -100,7 +101,8 @@ func TestPodSandbox(t *testing.T) {
 				t.Errorf("ListPodSandbox by %s: got %v, want only %s", name, got, p.ID)
 			}
 		}
-		if got := listedPods(t, d, &runtimeapi.PodSandboxFilter{Id: p.ID, State: &runtimeapi.PodSandboxStateValue{State: notReady}}); len(got) != 0 {
+		if got := listedPods(t, d,
+			&runtimeapi.PodSandboxFilter{Id: p.ID, State: &runtimeapi.PodSandboxStateValue{State: notReady}}); len(got) != 0 {
 			t.Errorf("ListPodSandbox by another state: got %v, want none", got)
 		}
 	})
@@ -210,7 +212,8 @@ func TestKubeletHabits(t *testing.T) {
 			ended := p.Run(harness.ContainerConfig("ended", harness.Busybox, harness.Shell("exit 5")))
 			ended.WaitExit(5)
 			ends := p.Run(harness.ContainerConfig("ends", harness.Busybox, harness.Shell("while ! test -e /end; do usleep 10000; done; exit 6")))
-			cold, warm := p.Create(harness.ContainerConfig("cold", harness.Busybox, harness.Sleep())), p.Create(harness.ContainerConfig("warm", harness.Busybox, harness.Sleep()))
+			cold, warm := p.Create(harness.ContainerConfig("cold", harness.Busybox, harness.Sleep())),
+				p.Create(harness.ContainerConfig("warm", harness.Busybox, harness.Sleep()))
 			before := map[*harness.Container]*runtimeapi.ContainerStatus{up: up.Status(), ended: ended.Status(), cold: cold.Status()}
 			pod := p.Status()
 			ends.Must("touch", "/end")
@@ -310,7 +313,8 @@ func TestVerboseStatus(t *testing.T) {
 		if ips := ofPod.CNIResult.IPs; len(ips) != 1 || !strings.HasPrefix(ips[0].Address, c.Pod.IP()+"/") {
 			t.Errorf("%s: addresses in the CNI result: got %v, want only %s", kind, ips, c.Pod.IP())
 		}
-		if ofContainer.SandboxID != c.Pod.ID || ofContainer.Handler != kind || ofContainer.Config.Metadata.Name != container.Status.Metadata.Name || ofContainer.Pid == 0 {
+		if ofContainer.SandboxID != c.Pod.ID || ofContainer.Handler != kind ||
+			ofContainer.Config.Metadata.Name != container.Status.Metadata.Name || ofContainer.Pid == 0 {
 			t.Errorf("%s: container information: got %+v, want its pod, handler, configuration and PID", kind, ofContainer)
 		}
 	}

@@ -90,7 +90,8 @@ func TestRunForeground(t *testing.T) {
 		}
 	})
 	t.Run("a component", func(t *testing.T) {
-		start(t, newForeground(t, d, "component", []string{"--rm", "-r", "wasm"}, harness.CommandGo, "--", "out", "hello", "exit", "3")).ends(3, "hello\n", true)
+		start(t, newForeground(t, d, "component", []string{"--rm", "-r", "wasm"}, harness.CommandGo, "--", "out", "hello", "exit", "3")).ends(3,
+			"hello\n", true)
 	})
 	t.Run("the pod stays without --rm", func(t *testing.T) {
 		f := start(t, newForeground(t, d, "stays", []string{"--wait"}, sh("echo out")...))
@@ -106,7 +107,8 @@ func TestRunForeground(t *testing.T) {
 		start(t, f)
 		_ = f.Wait()
 		if got := f.stdout.String(); f.ProcessState.ExitCode() != 0 || got != text {
-			t.Errorf("cat: got exit code %d and %d bytes, stderr %q; want the %d bytes of its input", f.ProcessState.ExitCode(), len(got), f.stderr, len(text))
+			t.Errorf("cat: got exit code %d and %d bytes, stderr %q; want the %d bytes of its input", f.ProcessState.ExitCode(), len(got), f.stderr,
+				len(text))
 		}
 		f = newForeground(t, d, "input-wasm", []string{"--rm", "-i", "-r", "wasm"}, harness.CommandGo, "--", "stdin")
 		f.Stdin = bytes.NewReader([]byte("to a component\n"))
@@ -117,7 +119,8 @@ func TestRunForeground(t *testing.T) {
 		}
 	})
 	t.Run("an interrupt stops it", func(t *testing.T) {
-		f := start(t, newForeground(t, d, "interrupt", []string{"--rm"}, sh("trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.1; done")...))
+		f := start(t, newForeground(t, d, "interrupt", []string{"--rm"},
+			sh("trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.1; done")...))
 		f.stdout.wait(t, "ready")
 		_ = f.Process.Signal(unix.SIGINT)
 		f.ends(5, "ready\nbye\n", true)
@@ -174,11 +177,13 @@ func TestRunForeground(t *testing.T) {
 		if err := os.WriteFile(dir+"/a", []byte("from the node\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		start(t, newForeground(t, d, "volume", []string{"--rm", "-v", dir + ":/data:ro"}, sh("cat /data/a; touch /data/b 2>/dev/null || echo read-only")...)).ends(0, "from the node\nread-only\n", true)
+		start(t, newForeground(t, d, "volume", []string{"--rm", "-v", dir + ":/data:ro"},
+			sh("cat /data/a; touch /data/b 2>/dev/null || echo read-only")...)).ends(0, "from the node\nread-only\n", true)
 	})
 	t.Run("user, directory and program", func(t *testing.T) {
 		flags := []string{"--rm", "-u", "1000:1001", "-w", "/tmp", "--entrypoint", "sh"}
-		start(t, newForeground(t, d, "flags", flags, harness.Busybox, "--", "-c", "echo $(id -u) $(id -g) $PWD")).ends(0, "1000 1001 /tmp\n", true)
+		start(t, newForeground(t, d, "flags", flags, harness.Busybox, "--", "-c", "echo $(id -u) $(id -g) $PWD")).ends(0, "1000 1001 /tmp\n",
+			true)
 	})
 	t.Run("a program that does not exist", func(t *testing.T) {
 		f := start(t, newForeground(t, d, "none", []string{"--rm"}, harness.Busybox, "no-such-program"))

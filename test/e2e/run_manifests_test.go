@@ -142,9 +142,11 @@ func (r manifestRun) get(ip, path string) string {
 func (r manifestRun) refused(manifest string) {
 	r.Helper()
 	manifest = strings.Replace(manifest, "emptyDir: {}", "nfs: {server: s, path: /}", 1)
-	manifest = strings.Replace(manifest, "spec:\n  runtimeClassName: vm", "spec:\n  dnsPolicy: ClusterFirstWithHostNet\n  runtimeClassName: vm", 1)
+	manifest = strings.Replace(manifest, "spec:\n  runtimeClassName: vm",
+		"spec:\n  dnsPolicy: ClusterFirstWithHostNet\n  runtimeClassName: vm", 1)
 	_, stderr, code := r.run(manifest)
-	for _, want := range []string{"pod default/web: spec.volumes[0].nfs: Forbidden", "pod default/machine: spec.dnsPolicy: Unsupported value"} {
+	for _, want := range []string{"pod default/web: spec.volumes[0].nfs: Forbidden",
+		"pod default/machine: spec.dnsPolicy: Unsupported value"} {
 		if code != 1 || !strings.Contains(stderr, want) {
 			r.Errorf("unsupported fields: got exit code %d and %q, want %q", code, stderr, want)
 		}
@@ -176,7 +178,8 @@ func (r manifestRun) failed() {
 	for _, c := range []struct{ manifest, want, timeout string }{
 		{first + job("second", "exit 7", "true"), "pod default/second: init: the init container has failed: exit code 7", "1m"},
 		{first + job("second", "true", "true") + "  runtimeClassName: none\n", `runtime_handler: no runtime for handler "none"`, "1m"},
-		{first + strings.Replace(job("second", "true", "true"), "[sh, -c, \"true\"], volumeMounts: [{name: v, mountPath: /v}]}\n  containers", "[/none]}\n  containers", 1),
+		{first + strings.Replace(job("second", "true", "true"), "[sh, -c, \"true\"], volumeMounts: [{name: v, mountPath: /v}]}\n  containers",
+			"[/none]}\n  containers", 1),
 			"pod default/second: init: StartContainer: ", "1m"},
 		{job("second", "sleep 600", "true"), "pod default/second: init: the init container has not ended after 100ms (--init-timeout)", "100ms"},
 	} {
@@ -217,16 +220,18 @@ func TestRunFromKubectl(t *testing.T) {
 		{printedByRun, `test "$(id -u) $(id -G)" = "0 7 9"`, harness.Busybox, "{runAsGroup: 7, supplementalGroups: [9]}", fewIgnored},
 		{printedByRun, "test $(id -un):$(id -g) = www-data:7", byName, "{runAsGroup: 7}", fewIgnored},
 		{printedByRun, "test $(id -u):$(id -g) = 1003:7", byID, "{runAsGroup: 7, runAsNonRoot: true}", fewIgnored},
-		{printedByGet, "test ! -e /var/run/secrets", harness.Busybox, "{}", "metadata.creationTimestamp, metadata.resourceVersion, metadata.uid, " +
-			"spec.containers[].terminationMessagePath: /dev/termination-log, spec.containers[].terminationMessagePolicy: File, " +
-			"spec.dnsPolicy: ClusterFirst, spec.enableServiceLinks, spec.nodeName, spec.preemptionPolicy: PreemptLowerPriority, spec.priority, " +
-			"spec.restartPolicy: Always, spec.schedulerName, spec.serviceAccount: default, spec.serviceAccountName: default, spec.tolerations, " +
-			"spec.volumes[].projected, status\n"},
+		{printedByGet, "test ! -e /var/run/secrets", harness.Busybox, "{}",
+			"metadata.creationTimestamp, metadata.resourceVersion, metadata.uid, " +
+				"spec.containers[].terminationMessagePath: /dev/termination-log, spec.containers[].terminationMessagePolicy: File, " +
+				"spec.dnsPolicy: ClusterFirst, spec.enableServiceLinks, spec.nodeName, spec.preemptionPolicy: PreemptLowerPriority, spec.priority, " +
+				"spec.restartPolicy: Always, spec.schedulerName, spec.serviceAccount: default, spec.serviceAccountName: default, spec.tolerations, " +
+				"spec.volumes[].projected, status\n"},
 	} {
 		stdout, stderr, code := r.run(fmt.Sprintf(c.format, c.script, c.image, c.security), "--rm")
 		want := "tripod run: warning: pod default/web: no effect without a cluster: " + c.ignored
 		if code != 0 || !strings.Contains(stderr, want) || strings.Count(stderr, "warning") != 1 {
-			t.Errorf("%s as %s in %s: got exit code %d, %q and %q; want 0 and one warning %q", c.script, c.security, c.image, code, stdout, stderr, want)
+			t.Errorf("%s as %s in %s: got exit code %d, %q and %q; want 0 and one warning %q", c.script, c.security, c.image, code, stdout, stderr,
+				want)
 		}
 		r.nothingLeft("--rm")
 	}

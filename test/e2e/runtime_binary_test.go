@@ -43,7 +43,8 @@ func TestC6RuntimeBinaryIsSealed(t *testing.T) {
 			p := d.RunPod(t, harness.PodConfig(t, "p"))
 			c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell(overwrite)))
 			for range 30 {
-				_, _ = d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/proc/self/exe", "--version"}, Timeout: 10})
+				_, _ = d.CRI().ExecSync(context.Background(),
+					&runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"/proc/self/exe", "--version"}, Timeout: 10})
 			}
 			c.Must("true") // the runtime still works
 			c.Stop(0)

@@ -80,17 +80,20 @@ func TestStreamedLists(t *testing.T) {
 	t.Run("StreamPodSandboxes", func(t *testing.T) {
 		unary, err := d.CRI().ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 		stream, err2 := d.CRI().StreamPodSandboxes(ctx, &runtimeapi.StreamPodSandboxesRequest{})
-		same(t, errors.Join(err, err2), unary.GetItems(), func() ([]*runtimeapi.PodSandbox, error) { r, err := stream.Recv(); return r.GetPodSandboxes(), err })
+		same(t, errors.Join(err, err2), unary.GetItems(),
+			func() ([]*runtimeapi.PodSandbox, error) { r, err := stream.Recv(); return r.GetPodSandboxes(), err })
 	})
 	t.Run("StreamContainers", func(t *testing.T) {
 		unary, err := d.CRI().ListContainers(ctx, &runtimeapi.ListContainersRequest{})
 		stream, err2 := d.CRI().StreamContainers(ctx, &runtimeapi.StreamContainersRequest{})
-		same(t, errors.Join(err, err2), unary.GetContainers(), func() ([]*runtimeapi.Container, error) { r, err := stream.Recv(); return r.GetContainers(), err })
+		same(t, errors.Join(err, err2), unary.GetContainers(),
+			func() ([]*runtimeapi.Container, error) { r, err := stream.Recv(); return r.GetContainers(), err })
 	})
 	t.Run("StreamImages", func(t *testing.T) {
 		unary, err := d.ImageCRI().ListImages(ctx, &runtimeapi.ListImagesRequest{})
 		stream, err2 := d.ImageCRI().StreamImages(ctx, &runtimeapi.StreamImagesRequest{})
-		same(t, errors.Join(err, err2), unary.GetImages(), func() ([]*runtimeapi.Image, error) { r, err := stream.Recv(); return r.GetImages(), err })
+		same(t, errors.Join(err, err2), unary.GetImages(),
+			func() ([]*runtimeapi.Image, error) { r, err := stream.Recv(); return r.GetImages(), err })
 	})
 	t.Run("StreamContainerStats", func(t *testing.T) {
 		unary, err := d.CRI().ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{})

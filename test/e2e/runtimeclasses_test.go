@@ -91,7 +91,8 @@ func TestRuntimeClasses(t *testing.T) {
 		}
 		declared := class.Overhead.PodFixed.Memory().Value()
 		if measured.Memory > declared || c.most > 0 && measured.Memory*c.most < declared {
-			t.Errorf("overhead of %s: measured %d bytes, the RuntimeClass has %d; want between 1 and %d times the measured", c.handler, measured.Memory, declared, c.most)
+			t.Errorf("overhead of %s: measured %d bytes, the RuntimeClass has %d; want between 1 and %d times the measured", c.handler,
+				measured.Memory, declared, c.most)
 		}
 		if c.helper != "" && measured.Helpers[c.helper] == 0 {
 			t.Errorf("helpers of %s: got %v, want %s", c.handler, measured.Helpers, c.helper)

@@ -110,9 +110,10 @@ func TestNamespaceOption(t *testing.T) {
 	t.Run("PID namespace of a TARGET container", func(t *testing.T) {
 		p := d.RunPod(t, harness.PodConfig(t, "p", harness.Namespaces(func(n *namespaces) { n.Pid = runtimeapi.NamespaceMode_CONTAINER })))
 		defer p.Remove()
-		target := p.Run(harness.ContainerConfig("target", harness.Busybox, harness.Shell("sleep 4321 & wait"), harness.Security(func(s *security) {
-			s.NamespaceOptions.Pid = runtimeapi.NamespaceMode_CONTAINER
-		})))
+		target := p.Run(harness.ContainerConfig("target", harness.Busybox, harness.Shell("sleep 4321 & wait"),
+			harness.Security(func(s *security) {
+				s.NamespaceOptions.Pid = runtimeapi.NamespaceMode_CONTAINER
+			})))
 		debug := p.Run(harness.ContainerConfig("debug", harness.Busybox, harness.Sleep(), harness.Security(func(s *security) {
 			s.NamespaceOptions = &namespaces{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: target.ID}
 		})))
@@ -123,7 +124,8 @@ func TestNamespaceOption(t *testing.T) {
 	t.Run("containers of a pod share net, ipc and uts", func(t *testing.T) {
 		p := d.RunPod(t, harness.PodConfig(t, "p"))
 		defer p.Remove()
-		one, two := p.Run(harness.ContainerConfig("one", harness.Busybox, harness.Sleep())), p.Run(harness.ContainerConfig("two", harness.Busybox, harness.Sleep()))
+		one, two := p.Run(harness.ContainerConfig("one", harness.Busybox, harness.Sleep())),
+			p.Run(harness.ContainerConfig("two", harness.Busybox, harness.Sleep()))
 		for _, kind := range []string{"net", "ipc", "uts"} {
 			if a, b := one.Must("readlink", "/proc/1/ns/"+kind), two.Must("readlink", "/proc/1/ns/"+kind); a != b {
 				t.Errorf("%s namespaces: got %s and %s, want the same", kind, a, b)
@@ -146,14 +148,18 @@ func TestUsers(t *testing.T) {
 		change func(*security)
 		want   string
 	}{
-		"runtime should support RunAsUser":          {harness.Busybox, func(s *security) { s.RunAsUser = value(1001) }, "1001\n0\n0"},
-		"runtime should support RunAsUserName":      {harness.Busybox, func(s *security) { s.RunAsUsername = "nobody" }, "65534\n65534\n65534"},
-		"runtime should support RunAsGroup":         {harness.Busybox, func(s *security) { s.RunAsUser, s.RunAsGroup = value(1001), value(1002) }, "1001\n1002\n1002"},
-		"runtime should support SupplementalGroups": {harness.Busybox, func(s *security) { s.SupplementalGroups = []int64{1234, 5678} }, "0\n0\n0 1234 5678"},
-		"image user by uid":                         {harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-uid", nil, "1002\n0\n0"},
-		"image user by name":                        {harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-username", nil, "33\n33\n33"},
-		"image user and group by id":                {harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-uid-group", nil, "1003\n1004\n1004"},
-		"image user by name and group by id":        {harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-username-group", nil, "33\n1004\n1004"},
+		"runtime should support RunAsUser":     {harness.Busybox, func(s *security) { s.RunAsUser = value(1001) }, "1001\n0\n0"},
+		"runtime should support RunAsUserName": {harness.Busybox, func(s *security) { s.RunAsUsername = "nobody" }, "65534\n65534\n65534"},
+		"runtime should support RunAsGroup": {harness.Busybox, func(s *security) { s.RunAsUser, s.RunAsGroup = value(1001), value(1002) },
+			"1001\n1002\n1002"},
+		"runtime should support SupplementalGroups": {harness.Busybox, func(s *security) { s.SupplementalGroups = []int64{1234, 5678} },
+			"0\n0\n0 1234 5678"},
+		"image user by uid":  {harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-uid", nil, "1002\n0\n0"},
+		"image user by name": {harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-username", nil, "33\n33\n33"},
+		"image user and group by id": {harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-uid-group", nil,
+			"1003\n1004\n1004"},
+		"image user by name and group by id": {harness.ImagePrefix + "k8s-staging-cri-tools/test-image-user-username-group", nil,
+			"33\n1004\n1004"},
 		"SupplementalGroupsPolicy Merge adds the groups of the image": {
 			harness.ImagePrefix + "k8s-staging-cri-tools/test-image-predefined-group",
 			func(s *security) {
@@ -324,21 +330,24 @@ func TestPathsOfTheRoot(t *testing.T) {
 		}
 	})
 	t.Run("runtime should support ReadonlyPaths", func(t *testing.T) {
-		if got := run(t, "touch /tmp/x 2>&1; touch /root/x && echo elsewhere", func(s *security) { s.ReadonlyPaths = []string{"/tmp"} }); !strings.Contains(got, "Read-only") || !strings.HasSuffix(got, "elsewhere") {
+		if got := run(t, "touch /tmp/x 2>&1; touch /root/x && echo elsewhere",
+			func(s *security) { s.ReadonlyPaths = []string{"/tmp"} }); !strings.Contains(got, "Read-only") || !strings.HasSuffix(got, "elsewhere") {
 			t.Errorf("writes: got %q, want only the one outside the read-only path to succeed", got)
 		}
 	})
 	t.Run("the usual paths are masked by default", func(t *testing.T) {
-		if got := run(t, "cat /proc/keys | wc -c; { echo x >/proc/sys/kernel/domainname; } 2>/dev/null || echo refused", nil); got != "0\nrefused" {
+		if got := run(t, "cat /proc/keys | wc -c; { echo x >/proc/sys/kernel/domainname; } 2>/dev/null || echo refused",
+			nil); got != "0\nrefused" {
 			t.Errorf("masked and read-only paths: got %q, want 0 and refused", got)
 		}
 	})
 	t.Run("a kubelet's empty lists mean procMount: Unmasked", func(t *testing.T) {
 		p := d.RunPod(t, harness.PodConfig(t, "p"))
 		defer p.Remove()
-		c := p.Create(harness.ContainerConfig("c", harness.Busybox, harness.Shell("grep -c ' /proc/' /proc/self/mounts"), func(c *runtimeapi.ContainerConfig) {
-			c.Labels = map[string]string{"io.kubernetes.container.name": "c"}
-		}))
+		c := p.Create(harness.ContainerConfig("c", harness.Busybox, harness.Shell("grep -c ' /proc/' /proc/self/mounts"),
+			func(c *runtimeapi.ContainerConfig) {
+				c.Labels = map[string]string{"io.kubernetes.container.name": "c"}
+			}))
 		c.Start()
 		c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
 		if got := strings.TrimSpace(harness.Text(c.Logs(), "")); got != "0" {
@@ -369,7 +378,8 @@ func TestPathsOfTheRoot(t *testing.T) {
 		}
 		config := harness.ContainerConfig("c", harness.Symlinks, harness.Sleep())
 		config.Mounts = []*runtimeapi.Mount{{HostPath: victim, ContainerPath: "/data"}}
-		resp, err := d.CRI().CreateContainer(context.Background(), &runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
+		resp, err := d.CRI().CreateContainer(context.Background(),
+			&runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
 		if err != nil {
 			return // the container was refused
 		}
@@ -391,7 +401,8 @@ const denyHostname = `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["s
 
 func TestSeccomp(t *testing.T) {
 	figures := fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	d := harness.StartDaemon(t, harness.Set("handlers.linux.allowed_annotations", []string{"io.kubernetes.cri-o.*"}), harness.Set("metrics.address", figures))
+	d := harness.StartDaemon(t, harness.Set("handlers.linux.allowed_annotations", []string{"io.kubernetes.cri-o.*"}),
+		harness.Set("metrics.address", figures))
 	d.Pull(t, harness.Busybox)
 	profile := filepath.Join(harness.Dir(), "deny-hostname.json")
 	if err := os.WriteFile(profile, []byte(denyHostname), 0o644); err != nil {
@@ -418,7 +429,8 @@ func TestSeccomp(t *testing.T) {
 		"should support nil profile, which is unconfined":               {mode, nil, "Seccomp:\t0"},
 		"should support seccomp localhost profile on the container":     {mode, func(s *security) { s.Seccomp = local }, "Seccomp:\t2"},
 		"should not block setting host name with unconfined, SYS_ADMIN": {rename, func(s *security) { s.Capabilities = sysAdmin }, "changed"},
-		"a profile that blocks setting hostname with SYS_ADMIN":         {rename, func(s *security) { s.Capabilities, s.Seccomp = sysAdmin, local }, ""},
+		"a profile that blocks setting hostname with SYS_ADMIN": {rename,
+			func(s *security) { s.Capabilities, s.Seccomp = sysAdmin, local }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := run(t, c.script, c.change); got != c.want {
@@ -441,9 +453,10 @@ func TestSeccomp(t *testing.T) {
 			reason string
 		}{"log": {0, "Completed"}, "stop": {137, "seccomp killed"}} {
 			p := d.RunPod(t, harness.PodConfig(t, action, func(c *runtimeapi.PodSandboxConfig) { c.Annotations = map[string]string{key: action} }))
-			c := p.Create(harness.ContainerConfig("c", harness.Busybox, harness.Shell("hostname changed; swapoff /etc/hosts; echo on"), harness.Security(func(s *security) {
-				s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
-			})))
+			c := p.Create(harness.ContainerConfig("c", harness.Busybox, harness.Shell("hostname changed; swapoff /etc/hosts; echo on"),
+				harness.Security(func(s *security) {
+					s.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+				})))
 			c.Start()
 			s := c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
 			if s.ExitCode != want.code || s.Reason != want.reason {
@@ -460,7 +473,8 @@ func TestSeccomp(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		if text, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(text), `tripod_seccomp_forbidden_calls_total{syscall="sethostname"} 2`) {
+		if text, err := io.ReadAll(resp.Body); err != nil ||
+			!strings.Contains(string(text), `tripod_seccomp_forbidden_calls_total{syscall="sethostname"} 2`) {
 			t.Errorf("the metrics do not count two calls of sethostname, error %v", err)
 		}
 		p := d.RunPod(t, harness.PodConfig(t, "p"))
@@ -486,7 +500,8 @@ func TestNoNewPrivs(t *testing.T) {
 	run := func(t *testing.T, deny bool) string {
 		p := d.RunPod(t, harness.PodConfig(t, "p"))
 		defer p.Remove()
-		config := harness.ContainerConfig("c", harness.NoNewPrivs, harness.Security(func(s *security) { s.RunAsUser, s.NoNewPrivs = value(1000), deny }))
+		config := harness.ContainerConfig("c", harness.NoNewPrivs,
+			harness.Security(func(s *security) { s.RunAsUser, s.NoNewPrivs = value(1000), deny }))
 		c := p.Create(config)
 		c.Start()
 		c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
@@ -516,7 +531,8 @@ func TestSysctls(t *testing.T) {
 		if got := printed(t, d, pod("kernel.shm_rmid_forced", "1"), harness.Busybox, "cat /proc/sys/kernel/shm_rmid_forced", nil); got != "1" {
 			t.Errorf("kernel.shm_rmid_forced: got %q, want 1", got)
 		}
-		if got := printed(t, d, pod("net.ipv4.ip_local_port_range", "20000 30000"), harness.Busybox, "cat /proc/sys/net/ipv4/ip_local_port_range", nil); strings.Join(strings.Fields(got), " ") != "20000 30000" {
+		if got := printed(t, d, pod("net.ipv4.ip_local_port_range", "20000 30000"), harness.Busybox, "cat /proc/sys/net/ipv4/ip_local_port_range",
+			nil); strings.Join(strings.Fields(got), " ") != "20000 30000" {
 			t.Errorf("net.ipv4.ip_local_port_range: got %q, want 20000 30000", got)
 		}
 	})
@@ -526,7 +542,8 @@ func TestSysctls(t *testing.T) {
 		}
 	})
 	t.Run("C3 a sysctl of the node is refused", func(t *testing.T) {
-		for _, name := range []string{"kernel.core_pattern", "kernel.shm_rmid_forced=1+kernel.core_pattern", "vm.swappiness", "net.ipv4/../../kernel/core_pattern"} {
+		for _, name := range []string{"kernel.core_pattern", "kernel.shm_rmid_forced=1+kernel.core_pattern", "vm.swappiness",
+			"net.ipv4/../../kernel/core_pattern"} {
 			_, err := d.CRI().RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: pod(name, "x")})
 			if status.Code(err) != codes.InvalidArgument {
 				t.Errorf("RunPodSandbox with the sysctl %s: got error %v, want InvalidArgument", name, err)

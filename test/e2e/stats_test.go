@@ -35,7 +35,8 @@ func TestContainerStatsLists(t *testing.T) {
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Busybox)
 	labelled := func(p *harness.Pod, name, label string) *harness.Container {
-		return p.Run(harness.ContainerConfig(name, harness.Busybox, harness.Sleep(), func(c *runtimeapi.ContainerConfig) { c.Labels = map[string]string{"which": label} }))
+		return p.Run(harness.ContainerConfig(name, harness.Busybox, harness.Sleep(),
+			func(c *runtimeapi.ContainerConfig) { c.Labels = map[string]string{"which": label} }))
 	}
 	t.Run("runtime should support listing container stats [Conformance]", func(t *testing.T) {
 		c := sleeper(t, d)
@@ -44,7 +45,8 @@ func TestContainerStatsLists(t *testing.T) {
 		if len(got) != 1 || s == nil || s.Attributes.Metadata.Name != "c" {
 			t.Fatalf("ListContainerStats: got %v, want only %s", got, c.ID)
 		}
-		if s.Cpu.GetTimestamp() == 0 || s.Memory.GetTimestamp() == 0 || s.Cpu.GetUsageCoreNanoSeconds() == nil || s.Memory.GetWorkingSetBytes().GetValue() == 0 || s.WritableLayer == nil {
+		if s.Cpu.GetTimestamp() == 0 || s.Memory.GetTimestamp() == 0 || s.Cpu.GetUsageCoreNanoSeconds() == nil ||
+			s.Memory.GetWorkingSetBytes().GetValue() == 0 || s.WritableLayer == nil {
 			t.Errorf("stats: got %v, want CPU, memory and writable layer with their times", s)
 		}
 	})
@@ -78,7 +80,8 @@ func TestContainerStatsLists(t *testing.T) {
 		p := startPod(t, d)
 		one := labelled(p, "one", "mine")
 		labelled(p, "two", "other")
-		if got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{LabelSelector: map[string]string{"which": "mine"}}); len(got) != 1 || got[one.ID] == nil {
+		if got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{LabelSelector: map[string]string{"which": "mine"}}); len(got) != 1 ||
+			got[one.ID] == nil {
 			t.Errorf("ListContainerStats by label: got %v, want only %s", got, one.ID)
 		}
 	})
@@ -89,7 +92,8 @@ func TestFigures(t *testing.T) {
 	ctx := context.Background()
 	d := harness.StartDaemon(t)
 	p, other := startPod(t, d), startPod(t, d)
-	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 256 << 20})))
+	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(),
+		resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 256 << 20})))
 	of := func() (*runtimeapi.ContainerStats, *runtimeapi.PodSandboxStats) {
 		t.Helper()
 		ctr, err := d.Runtime().ContainerStats(ctx, c.ID)
@@ -142,7 +146,8 @@ func TestFigures(t *testing.T) {
 		c.Must("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 0; do wget -q -O /dev/null http://"+other.IP()+" && exit; usleep 100000; done; exit 1")
 		_, after := of()
 		a, b := podBefore.Linux.Network.GetDefaultInterface(), after.Linux.Network.GetDefaultInterface()
-		if b.GetName() != "eth0" || b.GetRxBytes().GetValue() < a.GetRxBytes().GetValue()+100 || b.GetTxBytes().GetValue() < a.GetTxBytes().GetValue()+100 {
+		if b.GetName() != "eth0" || b.GetRxBytes().GetValue() < a.GetRxBytes().GetValue()+100 ||
+			b.GetTxBytes().GetValue() < a.GetTxBytes().GetValue()+100 {
 			t.Errorf("network figures: got %v, was %v; want eth0 and at least 100 bytes more each way", b, a)
 		}
 	})
@@ -274,7 +279,8 @@ func TestResources(t *testing.T) {
 		}
 	})
 	t.Run("an update of a created container holds at its start", func(t *testing.T) {
-		c := startPod(t, d).Create(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
+		c := startPod(t, d).Create(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(),
+			resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
 		if err := update(c, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 80 << 20}); err != nil {
 			t.Fatal(err)
 		}
@@ -314,7 +320,8 @@ func TestResources(t *testing.T) {
 				t.Fatalf("update to %+v: %v", step, err)
 			}
 			r := c.Status().GetResources().GetLinux()
-			if r.GetMemoryLimitInBytes() != step.memory || r.GetMemorySwapLimitInBytes() != step.both || r.GetCpuQuota() != step.quota || r.GetCpuPeriod() != step.period {
+			if r.GetMemoryLimitInBytes() != step.memory || r.GetMemorySwapLimitInBytes() != step.both || r.GetCpuQuota() != step.quota ||
+				r.GetCpuPeriod() != step.period {
 				t.Errorf("status after the update to %+v: %v", step, r)
 			}
 			if got := limitsOf(t, c); got.memory != step.memory || got.both != step.both || got.quota != step.quota {
@@ -331,7 +338,8 @@ func TestResources(t *testing.T) {
 		if got := limitsOf(t, c); got.memory != 128<<20 || got.weight != weightOf(512) {
 			t.Errorf("after the refused update: %+v; want the limits unchanged", got)
 		}
-		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.GetResources().GetLinux().GetMemoryLimitInBytes() != 128<<20 {
+		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING ||
+			s.GetResources().GetLinux().GetMemoryLimitInBytes() != 128<<20 {
 			t.Errorf("after the refused update: %v", s)
 		}
 	})
@@ -343,7 +351,8 @@ func TestResources(t *testing.T) {
 		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		pod := func(memory, overhead int64) error {
 			_, err := d.CRI().UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{
-				PodSandboxId: p.ID, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory}, Overhead: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: overhead},
+				PodSandboxId: p.ID, Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory},
+				Overhead: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: overhead},
 			})
 			return err
 		}
@@ -368,7 +377,8 @@ func TestResources(t *testing.T) {
 	t.Run("the pod's cgroup parent is honoured, and left to its owner", func(t *testing.T) {
 		parent := d.CgroupParent + "/kubepods/burstable/pod1234"
 		p := d.RunPod(t, harness.PodConfig(t, "p", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = parent }))
-		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
+		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(),
+			resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
 		if got := cgroupOf(t, c, "memory"); !strings.HasPrefix(got, parent+"/") {
 			t.Errorf("cgroup of the container: got %s, want one below %s", got, parent)
 		}
@@ -407,7 +417,8 @@ func TestResources(t *testing.T) {
 		if got := score(-998); got != -998 && got != own {
 			t.Errorf("oom_score_adj: got %d, want -998, or the daemon's own %d if it cannot set less", got, own)
 		}
-		_, err = create(d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, resources(&runtimeapi.LinuxContainerResources{OomScoreAdj: 1001})))
+		_, err = create(d, startPod(t, d),
+			harness.ContainerConfig("c", harness.Busybox, resources(&runtimeapi.LinuxContainerResources{OomScoreAdj: 1001})))
 		wantCode(t, err, codes.InvalidArgument)
 	})
 }

@@ -116,7 +116,8 @@ func (s *session) wait(code int) {
 // execURL returns the URL of an exec with all streams.
 func execURL(t *testing.T, d *harness.Daemon, c *harness.Container, tty bool, argv ...string) string {
 	t.Helper()
-	resp, err := d.Runtime().Exec(context.Background(), &runtimeapi.ExecRequest{ContainerId: c.ID, Cmd: argv, Tty: tty, Stdin: true, Stdout: true, Stderr: !tty})
+	resp, err := d.Runtime().Exec(context.Background(),
+		&runtimeapi.ExecRequest{ContainerId: c.ID, Cmd: argv, Tty: tty, Stdin: true, Stdout: true, Stderr: !tty})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +159,8 @@ func TestExecStream(t *testing.T) {
 			})
 			t.Run("a program that is not there", func(t *testing.T) {
 				u := execURL(t, d, sleeper(t, d), false, "/no/such/program")
-				code, err := harness.Stream(context.Background(), p, u, remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard})
+				code, err := harness.Stream(context.Background(), p, u,
+					remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard})
 				if err == nil && code == 0 || err != nil && !strings.Contains(err.Error(), "/no/such/program") {
 					t.Errorf("exec of a missing program: got code %d, error %v; want a failure that names the program", code, err)
 				}
@@ -172,14 +174,16 @@ func TestExecStream(t *testing.T) {
 		}
 	})
 	t.Run("WebSocket version 5: the end of stdin reaches the program", func(t *testing.T) {
-		e, err := remotecommand.NewWebSocketExecutor(&rest.Config{}, http.MethodGet, execURL(t, d, sleeper(t, d), false, "sh", "-c", "wc -c; echo after"))
+		e, err := remotecommand.NewWebSocketExecutor(&rest.Config{}, http.MethodGet,
+			execURL(t, d, sleeper(t, d), false, "sh", "-c", "wc -c; echo after"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
 		defer cancel()
 		var out buffer
-		err = e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: strings.NewReader(strings.Repeat("z", 1<<20)), Stdout: &out, Stderr: &out})
+		err = e.StreamWithContext(ctx,
+			remotecommand.StreamOptions{Stdin: strings.NewReader(strings.Repeat("z", 1<<20)), Stdout: &out, Stderr: &out})
 		if err != nil || out.String() != "1048576\nafter\n" {
 			t.Errorf("exec of wc: got %q, error %v; want 1048576 and after", out.String(), err)
 		}
@@ -388,7 +392,8 @@ func TestAttach(t *testing.T) {
 	})
 	t.Run("two clients at a time", func(t *testing.T) {
 		c := start(t, false, false)
-		one, two := startSession(t, harness.SPDY, c.AttachURL(true, false), false), startSession(t, harness.WebSocket, c.AttachURL(true, false), false)
+		one, two := startSession(t, harness.SPDY, c.AttachURL(true, false), false),
+			startSession(t, harness.WebSocket, c.AttachURL(true, false), false)
 		// A client has attached once it receives the echo of its input.
 		one.send("one\n")
 		one.stdout.wait(t, "got one")
@@ -538,7 +543,8 @@ func leaveEarly(t *testing.T, rawURL, protocol string) error {
 		return err
 	}
 	defer conn.Close()
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: %s\r\n\r\n", u.RequestURI(), u.Host, protocol)
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: %s\r\n\r\n",
+		u.RequestURI(), u.Host, protocol)
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		return err

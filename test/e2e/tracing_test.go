@@ -132,7 +132,8 @@ func TestSpansOfCalls(t *testing.T) {
 		if handler == "linux" {
 			container = harness.ContainerConfig("main", kind.image, harness.Sleep())
 		}
-		created, err := d.CRI().CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: run.PodSandboxId, Config: container, SandboxConfig: pod})
+		created, err := d.CRI().CreateContainer(ctx,
+			&runtimeapi.CreateContainerRequest{PodSandboxId: run.PodSandboxId, Config: container, SandboxConfig: pod})
 		must(err)
 		id := created.ContainerId
 		_, err = d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id})

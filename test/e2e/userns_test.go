@@ -70,11 +70,14 @@ func TestUserNamespaces(t *testing.T) {
 	for name, users := range map[string]*runtimeapi.UserNamespace{
 		"runtime should fail if more than one mapping provided": two,
 		"runtime should fail if container ID 0 is not mapped":   unmapped,
-		"runtime should fail with NamespaceMode_CONTAINER":      {Mode: runtimeapi.NamespaceMode_CONTAINER, Uids: usersOf(65536).Uids, Gids: usersOf(65536).Gids},
-		"runtime should fail with NamespaceMode_TARGET":         {Mode: runtimeapi.NamespaceMode_TARGET, Uids: usersOf(65536).Uids, Gids: usersOf(65536).Gids},
+		"runtime should fail with NamespaceMode_CONTAINER": {Mode: runtimeapi.NamespaceMode_CONTAINER, Uids: usersOf(65536).Uids,
+			Gids: usersOf(65536).Gids},
+		"runtime should fail with NamespaceMode_TARGET": {Mode: runtimeapi.NamespaceMode_TARGET, Uids: usersOf(65536).Uids,
+			Gids: usersOf(65536).Gids},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := d.CRI().RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "p", inUsers(users))})
+			_, err := d.CRI().RunPodSandbox(context.Background(),
+				&runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "p", inUsers(users))})
 			if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "userns_options") {
 				t.Errorf("error = %v, want InvalidArgument that names the field", err)
 			}
@@ -83,7 +86,8 @@ func TestUserNamespaces(t *testing.T) {
 	t.Run("IDs of another pod", func(t *testing.T) {
 		p := d.RunPod(t, harness.PodConfig(t, "p", inUsers(usersOf(1<<20))))
 		defer p.Remove()
-		_, err := d.CRI().RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "q", inUsers(usersOf(1<<20+1)))})
+		_, err := d.CRI().RunPodSandbox(context.Background(),
+			&runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "q", inUsers(usersOf(1<<20+1)))})
 		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), p.ID) {
 			t.Errorf("error = %v, want FailedPrecondition that names the pod", err)
 		}
@@ -259,13 +263,15 @@ func testUserNamespaceCalls(t *testing.T, d *harness.Daemon) {
 	}
 	check()
 	resp, err := d.CRI().PodSandboxStatus(context.Background(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.ID})
-	if got := resp.GetStatus().GetLinux().GetNamespaces().GetOptions().GetUsernsOptions(); err != nil || len(got.GetUids()) != 1 || got.Uids[0].HostId != 1<<21 {
+	if got := resp.GetStatus().GetLinux().GetNamespaces().GetOptions().GetUsernsOptions(); err != nil || len(got.GetUids()) != 1 ||
+		got.Uids[0].HostId != 1<<21 {
 		t.Errorf("the status has the user namespace %v, %v", got, err)
 	}
 	d.Kill()
 	d.Start()
 	check()
-	second := p.Run(harness.ContainerConfig("second", harness.Busybox, harness.Shell("readlink /proc/self/ns/user /proc/self/ns/net; sleep 3600"), shared))
+	second := p.Run(harness.ContainerConfig("second", harness.Busybox,
+		harness.Shell("readlink /proc/self/ns/user /proc/self/ns/net; sleep 3600"), shared))
 	if got, want := second.Must("readlink", "/proc/1/ns/user"), c.Must("readlink", "/proc/1/ns/user"); got != want {
 		t.Errorf("the containers' user namespaces: %s and %s", got, want)
 	}
@@ -284,7 +290,8 @@ func testUserNamespaceTerminal(t *testing.T, d *harness.Daemon) {
 	u := usersOf(1 << 22)
 	p := d.RunPod(t, harness.PodConfig(t, "p", inUsers(u)))
 	defer p.Remove()
-	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Command("sh"), func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true },
+	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Command("sh"),
+		func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true },
 		harness.Security(func(s *security) { s.NamespaceOptions.UsernsOptions = u })))
 	for _, protocol := range harness.Protocols {
 		for what, url := range map[string]string{"attach": c.AttachURL(true, true), "exec": execURL(t, d, c, true, "sh")} {
@@ -327,7 +334,8 @@ func testRunInUserNamespace(t *testing.T, d *harness.Daemon) {
 	}
 	id := run("linux", harness.Busybox, "--command", "--", "sleep", "3600")
 	out, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"cat", "/proc/1/uid_map"}})
-	if cells := strings.Fields(string(out.GetStdout())); err != nil || len(cells) != 3 || cells[0] != "0" || cells[1] == "0" || cells[2] != "65536" {
+	if cells := strings.Fields(string(out.GetStdout())); err != nil || len(cells) != 3 || cells[0] != "0" || cells[1] == "0" ||
+		cells[2] != "65536" {
 		t.Errorf("uid_map: got %v, error %v; want 65536 users of a range of the node", out, err)
 	}
 	for handler, image := range map[string]string{"wasm": harness.GreeterC, "vm": harness.TinyGuest} {

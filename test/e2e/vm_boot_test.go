@@ -77,7 +77,8 @@ func wantNoBoot(t *testing.T, d *harness.Daemon, image string, u unbootable) {
 		if e.ContainerId != c.ID || e.ContainerEventType != runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT {
 			continue
 		}
-		if len(e.ContainersStatuses) != 1 || e.ContainersStatuses[0].Reason != "NoBootableDevice" || !strings.Contains(e.ContainersStatuses[0].Message, u.says) {
+		if len(e.ContainersStatuses) != 1 || e.ContainersStatuses[0].Reason != "NoBootableDevice" ||
+			!strings.Contains(e.ContainersStatuses[0].Message, u.says) {
 			t.Errorf("event: got statuses %v, want NoBootableDevice and %q", e.ContainersStatuses, u.says)
 		}
 		break
@@ -85,7 +86,8 @@ func wantNoBoot(t *testing.T, d *harness.Daemon, image string, u unbootable) {
 	if s := c.WaitExit(128); s.Reason != "NoBootableDevice" || !strings.Contains(s.Message, u.says) {
 		t.Errorf("status: got %v, want NoBootableDevice and %q", s, u.says)
 	}
-	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "firmware: "+u.firmware) || !strings.Contains(log, "tripod: ") || !strings.Contains(log, u.says) {
+	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "firmware: "+u.firmware) || !strings.Contains(log, "tripod: ") ||
+		!strings.Contains(log, u.says) {
 		t.Errorf("log: got %q, want lines of the firmware and of tripod with %q", log, u.says)
 	}
 }

@@ -48,7 +48,8 @@ func TestVMConsole(t *testing.T) {
 		})
 	}
 	t.Run("two clients", func(t *testing.T) {
-		one, two := startSession(t, harness.SPDY, c.AttachURL(true, true), true), startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
+		one, two := startSession(t, harness.SPDY, c.AttachURL(true, true), true),
+			startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
 		one.send("echo from-$((1+0))\n")
 		awaitSaid(t, one, "from-1\r\n")
 		awaitPrompt(t, &one.stdout)
@@ -168,7 +169,8 @@ func TestVMExec(t *testing.T) {
 		}
 	})
 	t.Run("its time is over", func(t *testing.T) {
-		_, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "sleep 4321 & wait"}, Timeout: 1})
+		_, err := d.CRI().ExecSync(t.Context(),
+			&runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "sleep 4321 & wait"}, Timeout: 1})
 		if err == nil || !strings.Contains(err.Error(), "timed out") {
 			t.Errorf("ExecSync beyond its timeout: got error %v, want \"timed out\"", err)
 		}
@@ -244,12 +246,14 @@ func TestC10VMFiles(t *testing.T) {
 			continue
 		}
 		target, _ := os.Readlink(path)
-		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() || strings.HasSuffix(target, ".qcow2") || !filepath.IsAbs(target) || strings.HasPrefix(target, "/memfd:") {
+		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() || strings.HasSuffix(target, ".qcow2") || !filepath.IsAbs(target) ||
+			strings.HasPrefix(target, "/memfd:") {
 			continue
 		}
 		var st unix.Statfs_t
 		if err := unix.Statfs(path, &st); err != nil || st.Type != unix.TMPFS_MAGIC || st.Blocks*uint64(st.Bsize) > room {
-			t.Errorf("file system of %s: got type %#x, %d bytes, error %v; want a tmpfs of at most %d bytes", target, st.Type, st.Blocks*uint64(st.Bsize), err, room)
+			t.Errorf("file system of %s: got type %#x, %d bytes, error %v; want a tmpfs of at most %d bytes", target, st.Type,
+				st.Blocks*uint64(st.Bsize), err, room)
 		}
 		found[filepath.Base(target)] = true
 	}

@@ -150,9 +150,11 @@ func TestVMRootDeviceUEFI(t *testing.T) {
 			}
 			f.Close()
 		}
-		c := d.RunVM(t, &harness.PodSpec{Name: fmt.Sprint("pod", i), Image: "virtlet.cloud/uefi.raw", Container: []harness.ContainerOption{withDevice(device, "/")}})
+		c := d.RunVM(t, &harness.PodSpec{Name: fmt.Sprint("pod", i), Image: "virtlet.cloud/uefi.raw",
+			Container: []harness.ContainerOption{withDevice(device, "/")}})
 		c.WaitExit(0)
-		if log := harness.Text(c.Logs(), "stdout"); !strings.Contains(log, strings.TrimSpace(want)) || i != 1 && strings.Contains(log, gptdisk.Kept) {
+		if log := harness.Text(c.Logs(), "stdout"); !strings.Contains(log, strings.TrimSpace(want)) ||
+			i != 1 && strings.Contains(log, gptdisk.Kept) {
 			t.Errorf("log of pod %d: got %q, want %q", i, log, want)
 		}
 		c.Pod.Remove()
@@ -175,7 +177,8 @@ func TestV4VMRootDevice(t *testing.T) {
 		pod := d.RunPodWith(t, harness.PodConfig(t, "killed"), "vm")
 		d.Pull(t, harness.DiskGuest)
 		config := harness.ContainerConfig("c", harness.DiskGuest, withDevice(device, "/"))
-		if _, err := d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config}); err == nil {
+		if _, err := d.CRI().CreateContainer(t.Context(),
+			&runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config}); err == nil {
 			t.Fatalf("%s: CreateContainer succeeded, want the daemon to be killed", point)
 		}
 		if s, ok := d.WaitExit(time.Minute).Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGKILL {
@@ -210,7 +213,9 @@ func TestVMRootDeviceRefused(t *testing.T) {
 		pod := d.RunPodWith(t, config, "vm")
 		defer pod.Remove()
 		d.Pull(t, image)
-		_, err := d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: harness.ContainerConfig("c", image, opts...), SandboxConfig: pod.Config})
+		_, err := d.CRI().CreateContainer(t.Context(),
+			&runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: harness.ContainerConfig("c", image, opts...),
+				SandboxConfig: pod.Config})
 		return err
 	}
 	wantWords(t, create(harness.TinyGuest, nil, withDevice(device, "/")), codes.FailedPrecondition, "root-device-overwrite")
@@ -218,7 +223,8 @@ func TestVMRootDeviceRefused(t *testing.T) {
 	if raw, err := os.ReadFile(device); err != nil || !strings.HasPrefix(string(raw), "somebody's") {
 		t.Errorf("content of the device: got %.20q, error %v; want it unchanged", raw, err)
 	}
-	if err := create(harness.TinyGuest, map[string]string{"tripod.dev/vm.root-device-overwrite": "foreign"}, withDevice(device, "/")); err != nil {
+	if err := create(harness.TinyGuest, map[string]string{"tripod.dev/vm.root-device-overwrite": "foreign"},
+		withDevice(device, "/")); err != nil {
 		t.Error(err)
 	}
 	dir := shareDir(t, "root")
@@ -232,7 +238,8 @@ func TestVMRootDeviceRefused(t *testing.T) {
 func TestVMHotplug(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	// The test guest loads drivers only when it boots, so its first disks are SCSI disks, too.
-	c := d.RunVM(t, &harness.PodSpec{Name: "hotplug", Image: harness.Guest, Pod: []harness.PodOption{annotated("tripod.dev/vm.disk-driver", "scsi")}})
+	c := d.RunVM(t, &harness.PodSpec{Name: "hotplug", Image: harness.Guest,
+		Pod: []harness.PodOption{annotated("tripod.dev/vm.disk-driver", "scsi")}})
 	c.WaitGuest()
 	waitAgent(t, d, c)
 	device := loopDevice(t, 8<<20, "--sector-size", "4096")
@@ -264,7 +271,8 @@ func TestVMHotplug(t *testing.T) {
 		t.Fatalf("tripod vm disk attach: got %q", out)
 	}
 	wantGuest(true)
-	if out := c.Must("sh", "-c", `cd /sys/bus/scsi/devices; d=$(ls $(dirname $(grep -l extra */vpd_pg80))/block); cat /sys/block/$d/queue/logical_block_size; dd if=/dev/$d bs=8 count=1 2>/dev/null; echo guest >/dev/$d; sync`); out != "4096\nnodenode" {
+	if out := c.Must("sh", "-c",
+		`cd /sys/bus/scsi/devices; d=$(ls $(dirname $(grep -l extra */vpd_pg80))/block); cat /sys/block/$d/queue/logical_block_size; dd if=/dev/$d bs=8 count=1 2>/dev/null; echo guest >/dev/$d; sync`); out != "4096\nnodenode" {
 		t.Errorf("sector size and content: got %q, want 4096 and nodenode", out)
 	}
 	if raw, err := os.ReadFile(device); err != nil || !strings.HasPrefix(string(raw), "guest\n") {
@@ -279,7 +287,8 @@ func TestVMHotplug(t *testing.T) {
 	wantListed("")
 	wantGuest(false)
 	volume := loopDevice(t, 8<<20)
-	d.RunVM(t, &harness.PodSpec{Name: "other", Image: harness.TinyGuest, Container: []harness.ContainerOption{withDevice(volume, "/dev/volume")}})
+	d.RunVM(t, &harness.PodSpec{Name: "other", Image: harness.TinyGuest,
+		Container: []harness.ContainerOption{withDevice(volume, "/dev/volume")}})
 	if out := disk("attach", c.Pod.ID, "extra", volume); !strings.Contains(out, "lock") {
 		t.Errorf("attach a volume of another machine: got %q, want that it is locked", out)
 	}

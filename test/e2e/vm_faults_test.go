@@ -157,7 +157,8 @@ func TestV1Guest(t *testing.T) {
 		t.Errorf("status after the reboot: got %v, want the same run", s)
 	}
 	waitAgent(t, d, c)
-	_, _ = d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "echo c >/proc/sysrq-trigger"}, Timeout: 5})
+	_, _ = d.CRI().ExecSync(t.Context(),
+		&runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "echo c >/proc/sysrq-trigger"}, Timeout: 5})
 	harness.Eventually(t, harness.GuestTimeout, func() error {
 		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
 			return fmt.Errorf("state after the panic: got %v, want exited", s.State)
@@ -253,7 +254,8 @@ func TestV3TapGone(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "tap") {
 		t.Errorf("start without its tap: got error %v, want tap in it", err)
 	}
-	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != "StartError" || !strings.Contains(s.Message, "tap") {
+	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != "StartError" ||
+		!strings.Contains(s.Message, "tap") {
 		t.Errorf("status of the machine that did not start: got %v, want StartError because of the tap", s)
 	}
 	waits.Stop()
@@ -271,7 +273,8 @@ func TestI5Disks(t *testing.T) {
 		if err == nil {
 			pod := d.RunPodWith(t, harness.PodConfig(t, "refused-"+filepath.Base(filepath.Dir(image))+says), "vm")
 			config := harness.ContainerConfig("c", image)
-			_, err = d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config})
+			_, err = d.CRI().CreateContainer(t.Context(),
+				&runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config})
 			pod.Remove()
 		}
 		if err == nil || !strings.Contains(err.Error(), says) {
@@ -290,10 +293,12 @@ func TestVMRefused(t *testing.T) {
 	}{
 		"annotation":   {annotated("VirtletVCPUCount", "many"), codes.InvalidArgument, "VirtletVCPUCount"},
 		"host network": {harness.HostNetwork(), codes.Unimplemented, "network"},
-		"host pid":     {harness.Namespaces(func(n *runtimeapi.NamespaceOption) { n.Pid = runtimeapi.NamespaceMode_NODE }), codes.Unimplemented, "pid"},
+		"host pid": {harness.Namespaces(func(n *runtimeapi.NamespaceOption) { n.Pid = runtimeapi.NamespaceMode_NODE }), codes.Unimplemented,
+			"pid"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "refused", test.option), RuntimeHandler: "vm"})
+			_, err := d.CRI().RunPodSandbox(t.Context(),
+				&runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "refused", test.option), RuntimeHandler: "vm"})
 			wantCode(t, err, test.code)
 			if err == nil || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("error: got %v, want %q in it", err, test.says)
@@ -310,7 +315,8 @@ func TestVMRefused(t *testing.T) {
 // TestVMRouted: a pod with Virtlet's annotation needs no RuntimeClass.
 func TestVMRouted(t *testing.T) {
 	d := tinyVM(t)
-	pod := d.RunPod(t, harness.PodConfig(t, "routed", annotated("kubernetes.io/target-runtime", "virtlet.cloud"), annotated("VirtletVCPUCount", "2")))
+	pod := d.RunPod(t, harness.PodConfig(t, "routed", annotated("kubernetes.io/target-runtime", "virtlet.cloud"),
+		annotated("VirtletVCPUCount", "2")))
 	t.Cleanup(pod.Remove)
 	if h := pod.Status().RuntimeHandler; h != "vm" {
 		t.Errorf("handler: got %q, want vm", h)

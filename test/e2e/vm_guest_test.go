@@ -18,10 +18,11 @@ import (
 func TestVMNeighbours(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	a := d.RunVM(t, &harness.PodSpec{Name: "alice", Image: harness.Guest})
-	b := d.RunVM(t, &harness.PodSpec{Name: "bob", Image: harness.Guest, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
-		c.Envs = []*runtimeapi.KeyValue{{Key: "GREETING", Value: []byte("it's $me \"quoted\"")}}
-		c.Args = []string{"tripod.noshell"}
-	}}})
+	b := d.RunVM(t, &harness.PodSpec{Name: "bob", Image: harness.Guest,
+		Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+			c.Envs = []*runtimeapi.KeyValue{{Key: "GREETING", Value: []byte("it's $me \"quoted\"")}}
+			c.Args = []string{"tripod.noshell"}
+		}}})
 	a.WaitGuest()
 	if r := b.WaitGuest(); r.Host != "bob" || r.Seed != "nocloud" || r.Net != "config" {
 		t.Errorf("report of bob's guest: got %+v, want host bob, seed nocloud, network config", r)
@@ -34,10 +35,13 @@ func TestVMNeighbours(t *testing.T) {
 	if out := a.Must("wget", "-q", "-O", "-", "http://"+b.Pod.IP()+"/"); !strings.Contains(out, "hello from bob") {
 		t.Errorf("output of wget: got %q, want \"hello from bob\"", out)
 	}
-	if out := b.Must("sh", "-c", "echo $GREETING; cat /proc/cmdline"); !strings.Contains(out, `it's $me "quoted"`) || !strings.Contains(out, "tripod.noshell") {
+	if out := b.Must("sh", "-c", "echo $GREETING; cat /proc/cmdline"); !strings.Contains(out, `it's $me "quoted"`) ||
+		!strings.Contains(out, "tripod.noshell") {
 		t.Errorf("environment and command line: got %q, want the pod's variable and tripod.noshell", out)
 	}
-	metrics := checkMetrics(t, d, a, slices.DeleteFunc(slices.Clone(knownMetrics), func(name string) bool { return name == "container_spec_cpu_quota" }), cgroupMetrics, diskMetrics)
+	metrics := checkMetrics(t, d, a,
+		slices.DeleteFunc(slices.Clone(knownMetrics), func(name string) bool { return name == "container_spec_cpu_quota" }), cgroupMetrics,
+		diskMetrics)
 	checkDescribed(t, d, a, except("container_spec_cpu_quota"))
 	if metrics["container_fs_reads_bytes_total,device=cidata"] == 0 {
 		t.Errorf("metrics: got %v, want the bytes that the guest has read from its disk cidata", metrics)
@@ -85,9 +89,10 @@ func TestVMShares(t *testing.T) {
 	by9p := func(p *runtimeapi.PodSandboxConfig) {
 		p.Annotations = map[string]string{"tripod.dev/vm.share-driver": "9p"}
 	}
-	c := d.RunVM(t, &harness.PodSpec{Image: harness.FullGuest, Pod: []harness.PodOption{by9p}, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
-		c.Mounts = []*runtimeapi.Mount{{HostPath: open, ContainerPath: "/open"}, {HostPath: closed, ContainerPath: "/closed", Readonly: true}}
-	}}})
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.FullGuest, Pod: []harness.PodOption{by9p},
+		Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+			c.Mounts = []*runtimeapi.Mount{{HostPath: open, ContainerPath: "/open"}, {HostPath: closed, ContainerPath: "/closed", Readonly: true}}
+		}}})
 	c.WaitGuest()
 	waitAgent(t, d, c)
 	c.Must("grep", " 9p ", "/proc/mounts")

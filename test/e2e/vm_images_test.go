@@ -56,7 +56,8 @@ func TestVMTranslatedImage(t *testing.T) {
 	if asked.Load() != 2 || resumed.Load() != 1 {
 		t.Errorf("requests to the server: got %d, %d of them for a range; want 2 and 1", asked.Load(), resumed.Load())
 	}
-	if img := imageOf(t, d, image); img == nil || img.Id != id || len(img.RepoTags) != 1 || img.RepoTags[0] != image+":latest" || img.Size < uint64(len(disk)) {
+	if img := imageOf(t, d, image); img == nil || img.Id != id || len(img.RepoTags) != 1 || img.RepoTags[0] != image+":latest" ||
+		img.Size < uint64(len(disk)) {
 		t.Errorf("image status: got %+v, want the ID %s and one tag", img, id)
 	}
 	c := pod.Run(harness.ContainerConfig("c", image))
@@ -79,7 +80,8 @@ func TestVMTranslatedImage(t *testing.T) {
 // TestVMBadImages: CreateContainer refuses an image that no machine can run, with the reason (fault I5).
 func TestVMBadImages(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
-	for image, word := range map[string]string{harness.BackingDisk: "backing file", harness.TwoDisks: "more than one file", tags + ":1": "neither a disk"} {
+	for image, word := range map[string]string{harness.BackingDisk: "backing file", harness.TwoDisks: "more than one file",
+		tags + ":1": "neither a disk"} {
 		pod := d.RunPodWith(t, harness.PodConfig(t, "bad"), "vm")
 		d.Pull(t, image)
 		_, err := d.CRI().CreateContainer(context.Background(), &runtimeapi.CreateContainerRequest{

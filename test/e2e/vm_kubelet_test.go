@@ -31,7 +31,8 @@ func machineRestarts(t *testing.T, k *kubelet, _ unitKind) {
 				t.Errorf("status of attempt %d: got %v, want Completed with code 0", c.Metadata.Attempt, c)
 			}
 			log := harness.Text(harness.ReadLog(t, c.LogPath), "stdout")
-			if want := fmt.Sprintf("%d.log", c.Metadata.Attempt); filepath.Base(c.LogPath) != want || strings.Count(log, "tick 00001") != 1 || strings.Contains(log, "tick 00002") {
+			if want := fmt.Sprintf("%d.log", c.Metadata.Attempt); filepath.Base(c.LogPath) != want || strings.Count(log, "tick 00001") != 1 ||
+				strings.Contains(log, "tick 00002") {
 				t.Errorf("log of attempt %d: got %q in %s, want tick 00001 once in %s", c.Metadata.Attempt, log, c.LogPath, want)
 			}
 		}
@@ -55,7 +56,8 @@ func machineRestarts(t *testing.T, k *kubelet, _ unitKind) {
 	again := newKubelet(t, k.d)
 	after := again.status(p)
 	hasEnded(after)
-	if after.of(p.containers[0]) == nil || len(after.containers) != len(before.containers) || after.containers[1].Id != before.containers[1].Id {
+	if after.of(p.containers[0]) == nil || len(after.containers) != len(before.containers) ||
+		after.containers[1].Id != before.containers[1].Id {
 		t.Errorf("status after the daemon's restart: got %v, want %v", after, before)
 	}
 	k.runtime, k.images = again.runtime, again.images

@@ -35,7 +35,8 @@ func TestVMWithoutOverhead(t *testing.T) {
 		return nil
 	})
 	c := s.of(p.containers[0])
-	for _, part := range []string{"is limited to 16Mi", "the machine needs 144Mi (guest 16Mi, overhead 128Mi)", "overhead.podFixed.memory: 128Mi"} {
+	for _, part := range []string{"is limited to 16Mi", "the machine needs 144Mi (guest 16Mi, overhead 128Mi)",
+		"overhead.podFixed.memory: 128Mi"} {
 		if !strings.Contains(c.Message, part) {
 			t.Errorf("message: got %q, want %q in it", c.Message, part)
 		}

@@ -20,7 +20,8 @@ func TestVMTraffic(t *testing.T) {
 	pod := startPod(t, d)
 	c := pod.Run(harness.ContainerConfig("web", harness.Busybox, harness.Command("sh", "-c",
 		fmt.Sprintf("mkdir /tmp/www && head -c %d /dev/urandom >/tmp/www/blob && sha256sum </tmp/www/blob >/tmp/www/sum && exec httpd -f -p 80 -h /tmp/www", size))))
-	m := d.RunVM(t, &harness.PodSpec{Image: harness.Guest, Pod: []harness.PodOption{ports(&runtimeapi.PortMapping{HostPort: hostPort, ContainerPort: 80})}})
+	m := d.RunVM(t, &harness.PodSpec{Image: harness.Guest,
+		Pod: []harness.PodOption{ports(&runtimeapi.PortMapping{HostPort: hostPort, ContainerPort: 80})}})
 	m.WaitGuest()
 	waitAgent(t, d, m)
 	for _, ping := range []struct {
@@ -44,7 +45,8 @@ func TestVMTraffic(t *testing.T) {
 	}
 	t.Logf("%d bytes from the pod to the guest in %s", size, time.Since(began))
 	began = time.Now()
-	if got := c.Must("sh", "-c", fmt.Sprintf("wget -q -O- http://%s/cgi-bin/blob?%d | wc -c", m.Pod.IP(), size)); strings.TrimSpace(got) != fmt.Sprint(size) {
+	if got := c.Must("sh", "-c",
+		fmt.Sprintf("wget -q -O- http://%s/cgi-bin/blob?%d | wc -c", m.Pod.IP(), size)); strings.TrimSpace(got) != fmt.Sprint(size) {
 		t.Errorf("bytes received by the pod: got %s, want %d", got, size)
 	}
 	t.Logf("%d bytes from the guest to the pod in %s", size, time.Since(began))

@@ -64,7 +64,8 @@ func TestVMOCIDevices(t *testing.T) {
 func TestVMOCIModules(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCI(t))
 	p := d.RunPodWith(t, harness.PodConfig(t, "modules"), harness.OCIHandler)
-	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("echo redirected >/tmp/page; exec httpd -f -p 8080 -h /tmp"), withDevice("/dev/net/tun", "/dev/net/tun"),
+	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("echo redirected >/tmp/page; exec httpd -f -p 8080 -h /tmp"),
+		withDevice("/dev/net/tun", "/dev/net/tun"),
 		harness.Security(func(s *security) { s.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"NET_ADMIN"}} }),
 		readonly("/usr", "/usr"), readonly("/usr/lib", "/lib"), readonly("/usr/lib64", "/lib64")))
 	c.Must("sh", "-ec", `: <>/dev/net/tun

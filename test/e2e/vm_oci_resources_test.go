@@ -67,12 +67,14 @@ func TestVMOCIResources(t *testing.T) {
 		if info, err := os.Stat(layer.GetFsId().GetMountpoint()); err != nil || !info.IsDir() {
 			t.Fatalf("file system of the writable layer: got %v, want a directory of the node", layer)
 		}
-		if layer.GetUsedBytes().GetValue() < 8<<20 || layer.GetUsedBytes().GetValue() > 64<<20 || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 ||
+		if layer.GetUsedBytes().GetValue() < 8<<20 || layer.GetUsedBytes().GetValue() > 64<<20 ||
+			s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 ||
 			s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
 			return fmt.Errorf("statistics: got %v, want CPU, memory, and a layer of 8 MiB and a little", s)
 		}
 		samples := samplesOf(t, d, c)
-		for _, name := range slices.Concat([]string{"container_cpu_usage_seconds_total", "container_memory_working_set_bytes", "container_processes"}, diskMetrics) {
+		for _, name := range slices.Concat([]string{"container_cpu_usage_seconds_total", "container_memory_working_set_bytes",
+			"container_processes"}, diskMetrics) {
 			if samples[name] <= 0 {
 				t.Errorf("metric %s: got %v", name, samples[name])
 			}
@@ -144,7 +146,8 @@ func TestVMOCIGrows(t *testing.T) {
 		t.Fatalf("a container with 900 MiB: %v", err)
 	}
 	c.Must("dd", "if=/dev/zero", "of=/dev/null", "bs=600M", "count=1") // which needs a buffer of this size
-	_, err = d.CRI().UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 100 << 20}})
+	_, err = d.CRI().UpdateContainerResources(t.Context(),
+		&runtimeapi.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 100 << 20}})
 	if err != nil {
 		t.Errorf("a container with 100 MiB again: %v", err)
 	}

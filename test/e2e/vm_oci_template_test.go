@@ -25,11 +25,12 @@ func templates(t *testing.T, d *harness.Daemon) []string {
 }
 
 // identity are what must differ between machines that continue from the same template.
-var identity = []string{"cat /proc/sys/kernel/random/boot_id", "cat /sys/class/net/eth0/address", "hostname", "hostname -i", "head -c 32 /dev/urandom | sha256sum"}
+var identity = []string{"cat /proc/sys/kernel/random/boot_id", "cat /sys/class/net/eth0/address", "hostname", "hostname -i",
+	"head -c 32 /dev/urandom | sha256sum"}
 
-// TestVMOCITemplates: the first pod boots its machine and leaves a template. The next pods, of other sizes, continue from it, and each has its
-// own identity, random numbers, network and volumes, and the right time. One that cannot continue boots; its template is removed
-// only if it is damaged.
+// TestVMOCITemplates: the first pod boots its machine and leaves a template. The next pods, of other sizes, continue from it,
+// and each has its own identity, random numbers, network and volumes, and the right time. One that cannot continue boots; its
+// template is removed only if it is damaged.
 func TestVMOCITemplates(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VMOCITemplates(t))
 	sizes := map[string]int64{"two": 900, "three": 70} // MiB
@@ -41,7 +42,8 @@ func TestVMOCITemplates(t *testing.T) {
 		ready := time.Now()
 		c := p.Run(harness.ContainerConfig("main", harness.Busybox, append(options, harness.Shell("echo ready; exec sleep 3600"))...))
 		c.WaitLog("ready")
-		t.Logf("pod %s: sandbox after %s, line after %s", name, ready.Sub(began).Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+		t.Logf("pod %s: sandbox after %s, line after %s", name, ready.Sub(began).Round(time.Millisecond),
+			time.Since(began).Round(time.Millisecond))
 		return c
 	}
 	run("cold")

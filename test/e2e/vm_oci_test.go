@@ -25,15 +25,18 @@ func TestVMOCIPod(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(volume, "greeting"), []byte("hello\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	p := d.RunPodWith(t, harness.PodConfig(t, "oci", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true }), harness.OCIHandler)
+	p := d.RunPodWith(t, harness.PodConfig(t, "oci", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true }),
+		harness.OCIHandler)
 	data := func(c *runtimeapi.ContainerConfig) {
 		c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/data", HostPath: volume}}
 	}
 	one := p.Run(harness.ContainerConfig("one", harness.Busybox, data,
 		harness.Shell("cat /data/greeting; mkfifo /data/fifo; echo written >/data/answer; uname -r; cat /data/fifo; exec httpd -f -p 8080 -h /data")))
-	two := p.Run(harness.ContainerConfig("two", harness.Busybox, data, harness.Shell("until [ -p /data/fifo ]; do sleep 1; done; echo by FIFO >/data/fifo; trap 'echo bye; exit 7' TERM; while :; do wget -qO- http://127.0.0.1:8080/answer && break; sleep 1; done; sleep 3600 & wait")))
+	two := p.Run(harness.ContainerConfig("two", harness.Busybox, data,
+		harness.Shell("until [ -p /data/fifo ]; do sleep 1; done; echo by FIFO >/data/fifo; trap 'echo bye; exit 7' TERM; while :; do wget -qO- http://127.0.0.1:8080/answer && break; sleep 1; done; sleep 3600 & wait")))
 	two.WaitLog("written")
-	if lines := strings.Split(harness.Text(one.Logs(), "stdout"), "\n"); len(lines) < 3 || lines[0] != "hello" || !strings.Contains(lines[1], "cloud") || lines[2] != "by FIFO" {
+	if lines := strings.Split(harness.Text(one.Logs(), "stdout"), "\n"); len(lines) < 3 || lines[0] != "hello" ||
+		!strings.Contains(lines[1], "cloud") || lines[2] != "by FIFO" {
 		t.Errorf("log of the first container: got %q, want hello, the guest's kernel, and what the second container sent", lines)
 	}
 	if answer, err := os.ReadFile(filepath.Join(volume, "answer")); err != nil || string(answer) != "written\n" {
@@ -48,7 +51,8 @@ func TestVMOCIPod(t *testing.T) {
 	if page := get(t, "http://"+p.Forward(t, 8080)+"/greeting"); page != "hello\n" {
 		t.Errorf("page at the forwarded port: got %q, want hello", page)
 	}
-	hostile := p.Create(harness.ContainerConfig("hostile", harness.Busybox, harness.Shell("mkdir /m && mount -t virtiofs share0 /m && ls /m | wc -l && ln -s /etc /m/link; touch /m/file; echo end"),
+	hostile := p.Create(harness.ContainerConfig("hostile", harness.Busybox,
+		harness.Shell("mkdir /m && mount -t virtiofs share0 /m && ls /m | wc -l && ln -s /etc /m/link; touch /m/file; echo end"),
 		func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.Privileged = true }))
 	hostile.Start()
 	if text := hostile.WaitLog("end"); !strings.HasPrefix(text, "1\n") {
@@ -125,7 +129,8 @@ func TestVMOCIFaults(t *testing.T) {
 	d.Kill()
 	d.Start() // which waits for no guest
 	begin := time.Now()
-	if _, err := d.CRI().ListContainerStats(t.Context(), &runtimeapi.ListContainerStatsRequest{}); err != nil || time.Since(begin) > 10*time.Second {
+	if _, err := d.CRI().ListContainerStats(t.Context(), &runtimeapi.ListContainerStatsRequest{}); err != nil ||
+		time.Since(begin) > 10*time.Second {
 		t.Errorf("ListContainerStats: got error %v after %v, want success within 10s", err, time.Since(begin))
 	}
 	harness.Eventually(t, harness.GuestTimeout, func() error { // kills the machine in the end

@@ -15,7 +15,8 @@ import (
 func TestVMPod(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t))
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
-	if r := c.WaitGuest(); r.Host != "vm" || r.Seed != "nocloud" || r.Agent != "started" || !strings.HasPrefix(strings.Join(r.Addrs, ","), c.Pod.IP()+"/") {
+	if r := c.WaitGuest(); r.Host != "vm" || r.Seed != "nocloud" || r.Agent != "started" ||
+		!strings.HasPrefix(strings.Join(r.Addrs, ","), c.Pod.IP()+"/") {
 		t.Errorf("report of the guest: got %+v, want host vm, seed nocloud, a started agent and the address %s", r, c.Pod.IP())
 	}
 	if page := c.Pod.Get("/"); !strings.Contains(page, "hello from vm") {

@@ -37,7 +37,8 @@ func TestVMScreenLibvirt(t *testing.T) {
 // wantScreen runs a machine with VNC, and checks that port-forward leads to a VNC server.
 func wantScreen(t *testing.T, d *harness.Daemon) {
 	t.Helper()
-	c := d.RunVM(t, &harness.PodSpec{Name: "screen", Image: harness.TinyGuest, Pod: []harness.PodOption{annotated("tripod.dev/vm.vnc", "true")}})
+	c := d.RunVM(t, &harness.PodSpec{Name: "screen", Image: harness.TinyGuest,
+		Pod: []harness.PodOption{annotated("tripod.dev/vm.vnc", "true")}})
 	conn, err := net.DialTimeout("tcp", c.Pod.Forward(t, 5900), 10*time.Second)
 	if err != nil {
 		t.Fatal(err)

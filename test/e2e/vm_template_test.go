@@ -95,11 +95,13 @@ func createTemplate(t *testing.T, d *harness.Daemon) {
 		t.Fatal(err)
 	}
 	for _, word := range []string{name, " vm ", " other "} {
-		if out, err := exec.Command(bin, "vm", "template", "ls", "--config", d.ConfigPath()).Output(); err != nil || !strings.Contains(string(out), word) {
+		if out, err := exec.Command(bin, "vm", "template", "ls", "--config", d.ConfigPath()).Output(); err != nil ||
+			!strings.Contains(string(out), word) {
 			t.Errorf("tripod vm template ls: got %q, error %v, want %q", out, err, word)
 		}
 	}
-	if list, err := d.CRI().ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{}}); err != nil || strings.Contains(list.String(), "other") {
+	if list, err := d.CRI().ListPodSandbox(t.Context(),
+		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{}}); err != nil || strings.Contains(list.String(), "other") {
 		t.Errorf("pods after the command: got %v, error %v", list, err)
 	}
 	plain := strings.ReplaceAll(strings.ReplaceAll(templatePod, "annotations", "labels"), "tripod.dev/vm.template: cloud-init", "a: b")

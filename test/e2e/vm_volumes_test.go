@@ -99,7 +99,8 @@ func TestVMVolumes(t *testing.T) {
 			})
 			c.WaitGuest()
 			waitAgent(t, d, c)
-			if out := c.Must("sh", "-c", "cat /data/sub/file /data/theirs/file /etc/settings/color; grep -c virtiofs /proc/mounts"); out != "theirs\ntheirs\nred\n4\n" {
+			if out := c.Must("sh", "-c",
+				"cat /data/sub/file /data/theirs/file /etc/settings/color; grep -c virtiofs /proc/mounts"); out != "theirs\ntheirs\nred\n4\n" {
 				t.Fatalf("files in the guest: got %q, want theirs twice, red and four mounts", out)
 			}
 			c.Must("sh", "-c", `set -e; cd /data
@@ -107,7 +108,8 @@ func TestVMVolumes(t *testing.T) {
 				echo one >a; echo two >b; mv b a; mkdir -m 700 db; chown 999:999 db; ./mmap mapped "by a mapping"
 				(cat pipe >through &); echo "through the pipe" >pipe; sync`)
 			for name, want := range map[string]string{
-				"new": "1000:1001 -rw-r-----", "hard": "1000:1001 -rw-r-----", "pipe": "0:0 prw-r--r--", "link": "0:0 Lrwxrwxrwx", "db": "999:999 drwx------", "theirs": "999:999 drwx------",
+				"new": "1000:1001 -rw-r-----", "hard": "1000:1001 -rw-r-----", "pipe": "0:0 prw-r--r--", "link": "0:0 Lrwxrwxrwx",
+				"db": "999:999 drwx------", "theirs": "999:999 drwx------",
 			} {
 				info, err := os.Lstat(filepath.Join(data, name))
 				if err != nil {
@@ -123,7 +125,8 @@ func TestVMVolumes(t *testing.T) {
 					t.Errorf("content of %s on the node: got %q, error %v; want %q", name, got, err, want)
 				}
 			}
-			if _, stderr, code := c.ExecSync("sh", "-c", "mount -o remount,rw /closed; echo no >/closed/note"); code == 0 || !strings.Contains(stderr, "Read-only file system") {
+			if _, stderr, code := c.ExecSync("sh", "-c", "mount -o remount,rw /closed; echo no >/closed/note"); code == 0 ||
+				!strings.Contains(stderr, "Read-only file system") {
 				t.Errorf("write to a read-only share: got code %d, stderr %s; want \"Read-only file system\"", code, stderr)
 			}
 			for _, color := range []string{"green\n", "blue\n"} {
@@ -226,7 +229,8 @@ func TestVMShareDriver(t *testing.T) {
 	data, config := shareDir(t, "9p"), newAPIVolume(t, "configmap", "settings")
 	config.write("color", "red\n")
 	mounts := func(c *runtimeapi.ContainerConfig) {
-		c.Mounts = []*runtimeapi.Mount{{HostPath: data, ContainerPath: "/data"}, {HostPath: config.dir, ContainerPath: "/etc/settings", Readonly: true}}
+		c.Mounts = []*runtimeapi.Mount{{HostPath: data, ContainerPath: "/data"},
+			{HostPath: config.dir, ContainerPath: "/etc/settings", Readonly: true}}
 	}
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.FullGuest, Container: []harness.ContainerOption{mounts}})
 	c.WaitGuest()
@@ -245,7 +249,8 @@ func TestVMShareDriver(t *testing.T) {
 	_, err = d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
 		PodSandboxId: pod.ID, Config: harness.ContainerConfig("c", harness.FullGuest, mounts), SandboxConfig: pod.Config,
 	})
-	if err == nil || !strings.Contains(err.Error(), "tripod.dev/vm.share-driver: virtiofs") || !strings.Contains(err.Error(), "there is no virtiofsd") {
+	if err == nil || !strings.Contains(err.Error(), "tripod.dev/vm.share-driver: virtiofs") ||
+		!strings.Contains(err.Error(), "there is no virtiofsd") {
 		t.Errorf("CreateContainer with virtio-fs: got error %v, want a refusal that names the annotation", err)
 	}
 }

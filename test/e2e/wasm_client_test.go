@@ -191,7 +191,8 @@ func (s *served) until(method, request string) string {
 func (s *served) stream(ctx context.Context, method string) (grpc.ClientStream, protoreflect.MethodDescriptor) {
 	s.Helper()
 	d := s.method(s.T, method)
-	stream, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: d.IsStreamingClient(), ServerStreams: d.IsStreamingServer()}, "/"+method)
+	stream, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: d.IsStreamingClient(), ServerStreams: d.IsStreamingServer()},
+		"/"+method)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -228,7 +229,8 @@ func (s *served) overQUIC(method string) *connect.Client[dynamicpb.Message, dyna
 	return s.connect(s.h3, "https://"+net.JoinHostPort(s.ip, "443"), method, connect.WithGRPC())
 }
 
-func (s *served) connect(c *http.Client, base, method string, opts ...connect.ClientOption) *connect.Client[dynamicpb.Message, dynamicpb.Message] {
+func (s *served) connect(c *http.Client, base, method string,
+	opts ...connect.ClientOption) *connect.Client[dynamicpb.Message, dynamicpb.Message] {
 	s.Helper()
 	d := s.method(s.T, method)
 	return connect.NewClient[dynamicpb.Message, dynamicpb.Message](c, base+"/"+method, append(opts, connect.WithSchema(d),

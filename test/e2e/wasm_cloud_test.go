@@ -181,7 +181,8 @@ func TestWasmBlobstore(t *testing.T) {
 	p := d.RunPodWith(t, harness.PodConfig(t, "wrong", annotate("blobstore", "/elsewhere")), "wasm")
 	t.Cleanup(p.Remove)
 	_, err := create(d, p, harness.ContainerConfig("c", image))
-	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `annotation vimana.host/blobstore: the container has no mount at "/elsewhere"`) {
+	if status.Code(err) != codes.InvalidArgument ||
+		!strings.Contains(err.Error(), `annotation vimana.host/blobstore: the container has no mount at "/elsewhere"`) {
 		t.Errorf("a mount that is missing: %v", err)
 	}
 }
@@ -300,7 +301,8 @@ func TestWasmKeyvalueOfTheNode(t *testing.T) {
 		return err == nil
 	})
 	var code, n int64
-	if _, err := fmt.Sscan(kv(first, "increment", "n", "x-value", "0"), &code, &n); err != nil || code != 200 || n < confirmed.Load() || n > confirmed.Load()+2 {
+	if _, err := fmt.Sscan(kv(first, "increment", "n", "x-value", "0"), &code, &n); err != nil || code != 200 || n < confirmed.Load() ||
+		n > confirmed.Load()+2 {
 		t.Errorf("after the workers were killed: %d, %d, %v; %d increments were confirmed", code, n, err, confirmed.Load())
 	}
 
@@ -310,7 +312,8 @@ func TestWasmKeyvalueOfTheNode(t *testing.T) {
 	}
 	command := func(args ...string) string {
 		t.Helper()
-		out, err := exec.CommandContext(t.Context(), tripod, append([]string{"keyvalue"}, append(args, "--config", d.ConfigPath())...)...).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), tripod,
+			append([]string{"keyvalue"}, append(args, "--config", d.ConfigPath())...)...).CombinedOutput()
 		if err != nil {
 			t.Errorf("tripod keyvalue %q: %v: %s", args, err, out)
 		}
@@ -336,7 +339,8 @@ func startRedis(t *testing.T, d *harness.Daemon) string {
 	}
 	at := l.Addr().(*net.TCPAddr)
 	l.Close()
-	c := exec.Command("redis-server", "--bind", node, "--port", fmt.Sprint(at.Port), "--requirepass", "secret", "--save", "", "--dir", t.TempDir())
+	c := exec.Command("redis-server", "--bind", node, "--port", fmt.Sprint(at.Port), "--requirepass", "secret", "--save", "", "--dir",
+		t.TempDir())
 	if err := c.Start(); err != nil {
 		t.Fatalf("start redis-server, which hack/setup.sh installs: %v", err)
 	}

@@ -176,7 +176,8 @@ func testForeignMemory(t *testing.T, d *harness.Daemon) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if whole, part := pod.GetLinux().GetMemory().GetWorkingSetBytes().GetValue(), stats.GetMemory().GetWorkingSetBytes().GetValue(); whole < part {
+	if whole, part := pod.GetLinux().GetMemory().GetWorkingSetBytes().GetValue(),
+		stats.GetMemory().GetWorkingSetBytes().GetValue(); whole < part {
 		t.Errorf("memory of the pod: got %d bytes, want at least the component's %d", whole, part)
 	}
 	if got := len(pod.GetLinux().GetContainers()); got != 2 {
@@ -218,7 +219,8 @@ func testForeignPorts(t *testing.T, d *harness.Daemon) {
 		t.Fatal(err)
 	}
 	_, err = d.CRI().StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: id})
-	if wantCode(t, err, codes.FailedPrecondition); err != nil && (!strings.Contains(err.Error(), "port 80/tcp") || !strings.Contains(err.Error(), "vimana.host/cleartext-port.web")) {
+	if wantCode(t, err, codes.FailedPrecondition); err != nil &&
+		(!strings.Contains(err.Error(), "port 80/tcp") || !strings.Contains(err.Error(), "vimana.host/cleartext-port.web")) {
 		t.Errorf("error: got %v, want the port and the annotation", err)
 	}
 }
@@ -243,7 +245,8 @@ func testForeignExec(t *testing.T, d *harness.Daemon) {
 // testForeignStreams: attach, standard input and the log.
 func testForeignStreams(t *testing.T, d *harness.Daemon) {
 	p := companyPod(t, d)
-	c := p.Run(harness.ContainerConfig("cat", harness.CommandGo, args("stdin"), func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true }))
+	c := p.Run(harness.ContainerConfig("cat", harness.CommandGo, args("stdin"),
+		func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true }))
 	text := strings.Repeat("a line of input\n", 20_000)
 	var out, errout lockedBuffer
 	o := streamTo(&out, &errout)
@@ -288,10 +291,12 @@ func testForeignImages(t *testing.T, d *harness.Daemon) {
 
 // testForeignResize: limits change in place.
 func testForeignResize(t *testing.T, d *harness.Daemon) {
-	c := companyPod(t, d).Run(harness.ContainerConfig("web", harness.HelloHTTP, resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
-	_, err := d.CRI().UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: &runtimeapi.LinuxContainerResources{
-		MemoryLimitInBytes: 96 << 20, CpuQuota: 50_000, CpuPeriod: 100_000,
-	}})
+	c := companyPod(t, d).Run(harness.ContainerConfig("web", harness.HelloHTTP,
+		resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
+	_, err := d.CRI().UpdateContainerResources(t.Context(),
+		&runtimeapi.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: &runtimeapi.LinuxContainerResources{
+			MemoryLimitInBytes: 96 << 20, CpuQuota: 50_000, CpuPeriod: 100_000,
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +332,8 @@ func testForeignUsers(t *testing.T, d *harness.Daemon) {
 	u := usersOf(1 << 22)
 	p := companyPod(t, d, inUsers(u))
 	shared := emptyDir(t, "/shared")
-	p.Run(harness.ContainerConfig("write", harness.CommandGo, mappedBind(u, shared.HostPath, "/shared"), args("write", "/shared/a", "from wasm"))).WaitExit(0)
+	p.Run(harness.ContainerConfig("write", harness.CommandGo, mappedBind(u, shared.HostPath, "/shared"),
+		args("write", "/shared/a", "from wasm"))).WaitExit(0)
 	sidecar := p.Run(harness.ContainerConfig("sidecar", harness.Busybox, mappedBind(u, shared.HostPath, "/shared"), harness.Sleep()))
 	if got := sidecar.Must("cat", "/shared/a"); got != "from wasm\n" {
 		t.Errorf("file of the component: got %q", got)
@@ -342,9 +348,10 @@ func testForeignUsers(t *testing.T, d *harness.Daemon) {
 func testForeignPlugins(t *testing.T, d *harness.Daemon) {
 	adjustment := &api.ContainerAdjustment{}
 	adjustment.AddEnv("BY", "plugin")
-	plugin := connectPlugin(t, d, "00", "company", &nriPlugin{onCreate: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate) {
-		return adjustment, nil
-	}})
+	plugin := connectPlugin(t, d, "00", "company",
+		&nriPlugin{onCreate: func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate) {
+			return adjustment, nil
+		}})
 	c := companyPod(t, d).Run(harness.ContainerConfig("env", harness.CommandGo, args("env")))
 	c.WaitExit(0)
 	if !strings.Contains(harness.Text(c.Logs(), "stdout"), "BY=plugin\n") {

@@ -109,7 +109,8 @@ func TestWasmEgress(t *testing.T) {
 	if got := f.fetch(ip, url+"/"); got != want {
 		t.Errorf("answer after the daemon's restart: got %q, want %q", got, want)
 	}
-	for _, forbidden := range []string{"http://127.0.0.1:" + port, "http://169.254.169.254", "http://[::1]:" + port, "http://localhost:" + port} {
+	for _, forbidden := range []string{"http://127.0.0.1:" + port, "http://169.254.169.254", "http://[::1]:" + port,
+		"http://localhost:" + port} {
 		if got := f.fetch(ip, forbidden+"/"); got != "502 destination-IP-prohibited" {
 			t.Errorf("%s: got %q, want destination-IP-prohibited", forbidden, got)
 		}

@@ -251,7 +251,8 @@ func TestI6BadComponents(t *testing.T) {
 	// A component can declare 4 GiB of memory, but its pod's limit applies.
 	p, _, err := createIn(t, d, harness.HugeMemoryWasm)
 	if err == nil {
-		limited := harness.ContainerConfig("c", harness.HugeMemoryWasm, resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}))
+		limited := harness.ContainerConfig("c", harness.HugeMemoryWasm,
+			resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}))
 		limited.Metadata.Attempt = 1
 		var id string
 		if id, err = create(d, p, limited); err == nil {

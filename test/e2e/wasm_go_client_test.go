@@ -148,7 +148,8 @@ func TestWasmGoClient(t *testing.T) {
 	if sum, err := up.CloseAndRecv(); err != nil || sum.GetAggregatedPayloadSize() != 1_000_000 {
 		t.Errorf("StreamingInputCall: got %v, error %v", sum, err)
 	}
-	down, err := client.StreamingOutputCall(ctx, &pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 500_000}, {Size: 0}, {Size: 1}}})
+	down, err := client.StreamingOutputCall(ctx,
+		&pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 500_000}, {Size: 0}, {Size: 1}}})
 	if err != nil {
 		t.Fatal(err)
 	}

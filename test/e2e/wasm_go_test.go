@@ -27,7 +27,8 @@ func pushWasm(t *testing.T, example, name string, more ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.CommandContext(t.Context(), tripod, append([]string{"push", "--plain-http", example, harness.Registry(t).Addr + "/" + name}, more...)...)
+	c := exec.CommandContext(t.Context(), tripod,
+		append([]string{"push", "--plain-http", example, harness.Registry(t).Addr + "/" + name}, more...)...)
 	c.Dir = filepath.Join(harness.Root(), "examples", "wasm")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%q: %v\n%s", c.Args, err, out)
@@ -130,7 +131,8 @@ func TestWasmRawC(t *testing.T) {
 	_, err := s.try(s.context(), "sum.v1.Sums/Add", `{}`)
 	wantCode(t, err, codes.InvalidArgument)
 	c.WaitLog(`level=WARN msg="numbers: must not be empty" context=sum.v1.Sums`)
-	if got, err := s.exchange("sum.v1.Sums/Running", `{"numbers":["1"]}`, `{"numbers":["5","6"]}`); err != nil || !slices.Equal(got, []string{`{"total":"1"}`, `{"total":"12"}`}) {
+	if got, err := s.exchange("sum.v1.Sums/Running", `{"numbers":["1"]}`, `{"numbers":["5","6"]}`); err != nil ||
+		!slices.Equal(got, []string{`{"total":"1"}`, `{"total":"12"}`}) {
 		t.Errorf("Running: got %v, error %v; want 1 and 12", got, err)
 	}
 }

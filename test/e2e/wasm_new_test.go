@@ -97,7 +97,8 @@ func TestWasmPythonServer(t *testing.T) {
 	if err := os.CopyFS(filepath.Join(dir, "proto"), os.DirFS(filepath.Join(sources, "proto"))); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"pyproject.toml", "requirements.txt", "server.py", "tests.yaml"} { // not what an earlier build has left there
+	// not what an earlier build has left there
+	for _, name := range []string{"pyproject.toml", "requirements.txt", "server.py", "tests.yaml"} {
 		text, err := os.ReadFile(filepath.Join(sources, name))
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), text, 0o644)
@@ -151,7 +152,8 @@ func TestWasmComponentNewC(t *testing.T) {
 	dir := newEchoServes(t, "c")
 	wantRoute(t, dir, "grpc (echo.v1.Echo); core path, in workers that pods share")
 	breakBuild(t, dir, "server.c", "bool exports_proto_echo_v1_echo_talk", func(text, rest string) map[string]string {
-		return map[string]string{text + "int x = nowhere;\n": "undeclared identifier 'nowhere'", rest: "undefined symbol: exports_proto_echo_v1_echo_talk"}
+		return map[string]string{text + "int x = nowhere;\n": "undeclared identifier 'nowhere'",
+			rest: "undefined symbol: exports_proto_echo_v1_echo_talk"}
 	})
 }
 
@@ -174,7 +176,8 @@ func newEchoServes(t *testing.T, lang string, more ...string) (dir string) {
 	if err := os.WriteFile(proto, []byte(echoProto), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, code := componentCommand(t, filepath.Dir(dir), append([]string{"new", "--lang", lang, "echo", "echo.proto"}, more...)...); code != 0 {
+	if out, code := componentCommand(t, filepath.Dir(dir),
+		append([]string{"new", "--lang", lang, "echo", "echo.proto"}, more...)...); code != 0 {
 		t.Fatalf("component new: exit code %d, output %s", code, out)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "tests.yaml"), []byte(echoCases), 0o644); err != nil {
@@ -241,10 +244,12 @@ func TestWasmComponentTest(t *testing.T) {
 	if out, code := run(good); code != 0 || !strings.HasSuffix(out, "\n3 passed, 0 failed\n") {
 		t.Errorf("good cases: exit code %d, output %s", code, out)
 	}
-	if out, code := run(good, "--run", "^e", "-o", "json"); code != 0 || !strings.Contains(out, `"name": "empty"`) || strings.Contains(out, `"name": "hello"`) {
+	if out, code := run(good, "--run", "^e", "-o", "json"); code != 0 || !strings.Contains(out, `"name": "empty"`) ||
+		strings.Contains(out, `"name": "hello"`) {
 		t.Errorf("--run ^e: exit code %d, output %s", code, out)
 	}
-	if out, code := run(good, "--run", "^hello", "--profile"); code != 0 || !strings.Contains(out, "\nhello: where the component is in a call (at ") || !strings.Contains(out, "<wasm function ") {
+	if out, code := run(good, "--run", "^hello", "--profile"); code != 0 ||
+		!strings.Contains(out, "\nhello: where the component is in a call (at ") || !strings.Contains(out, "<wasm function ") {
 		t.Errorf("--profile: exit code %d, output %s", code, out)
 	}
 	for cases, want := range map[string]string{

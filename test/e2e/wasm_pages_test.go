@@ -43,7 +43,8 @@ func (p page) do(method, url, body string, fields ...string) (*http.Response, st
 // the call allow it.
 func (p page) allowed(url string) bool {
 	p.Helper()
-	preflight, _ := p.do(http.MethodOptions, url, "", "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "content-type")
+	preflight, _ := p.do(http.MethodOptions, url, "", "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers",
+		"content-type")
 	call, body := p.do(http.MethodPost, url, `{"name":"Ada"}`, "Content-Type", "application/json")
 	if call.StatusCode != http.StatusOK || !strings.Contains(body, "Ada") {
 		p.Errorf("call of %s: got %s %q", url, call.Status, body)
@@ -60,7 +61,8 @@ func (p page) allowed(url string) bool {
 // through the node.
 func TestWasmPages(t *testing.T) {
 	const nodes, own, other = "https://node.example", "https://app.pod.example", "https://evil.example"
-	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("wasm.cors_origins", []string{nodes}), harness.Set("route.cleartext_address", routeCleartext))
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("wasm.cors_origins", []string{nodes}),
+		harness.Set("route.cleartext_address", routeCleartext))
 	const method = "/" + greeter + "/SayHello"
 	check := func(name, url string, allowed ...string) {
 		t.Helper()
@@ -71,18 +73,22 @@ func TestWasmPages(t *testing.T) {
 			}
 		}
 	}
-	annotated := d.RunWasm(t, &harness.PodSpec{Name: "own", Image: harness.GreeterC, Pod: []harness.PodOption{annotate("cors-origins", "https://*.pod.example")}})
+	annotated := d.RunWasm(t,
+		&harness.PodSpec{Name: "own", Image: harness.GreeterC, Pod: []harness.PodOption{annotate("cors-origins", "https://*.pod.example")}})
 	check("annotation", "http://"+annotated.Pod.IP()+method, own)
 	check("annotation, through the node", "http://"+routeCleartext+method, own)
 	check("configuration", "http://"+d.RunWasm(t, &harness.PodSpec{Name: "default", Image: harness.GreeterC}).Pod.IP()+method, nodes)
-	check("off", "http://"+d.RunWasm(t, &harness.PodSpec{Name: "off", Image: harness.GreeterC, Pod: []harness.PodOption{annotate("cors-origins", "off")}}).Pod.IP()+method)
+	check("off", "http://"+d.RunWasm(t,
+		&harness.PodSpec{Name: "off", Image: harness.GreeterC, Pod: []harness.PodOption{annotate("cors-origins", "off")}}).Pod.IP()+method)
 
 	hello := "http://" + d.RunWasm(t, &harness.PodSpec{Name: "http", Image: harness.HelloHTTP}).Pod.IP() + "/"
-	if response, body := (page{t, nodes}).do(http.MethodGet, hello, ""); response.Header.Get("Access-Control-Allow-Origin") != nodes || body == "" {
+	if response, body := (page{t, nodes}).do(http.MethodGet, hello, ""); response.Header.Get("Access-Control-Allow-Origin") != nodes ||
+		body == "" {
 		t.Errorf("wasi:http component: got %s %v", response.Status, response.Header)
 	}
 	invalid := harness.PodConfig(t, "invalid", annotate("cors-origins", "app.example"))
-	if _, err := d.Runtime().RunPodSandbox(t.Context(), invalid, "wasm"); err == nil || !strings.Contains(err.Error(), "vimana.host/cors-origins") {
+	if _, err := d.Runtime().RunPodSandbox(t.Context(), invalid, "wasm"); err == nil ||
+		!strings.Contains(err.Error(), "vimana.host/cors-origins") {
 		t.Errorf("pod with an invalid origin: got error %v, want one about the annotation", err)
 	}
 }
@@ -95,7 +101,8 @@ func TestWasmWebText(t *testing.T) {
 	p := page{t, "https://any.example"}
 	encode := base64.StdEncoding.EncodeToString
 	request := "\x00\x00\x00\x00\x05\x0a\x03Ada" // HelloRequest{name: "Ada"}
-	response, body := p.do(http.MethodPost, base+"/SayHello", encode([]byte(request[:7]))+encode([]byte(request[7:])), "Content-Type", "application/grpc-web-text")
+	response, body := p.do(http.MethodPost, base+"/SayHello", encode([]byte(request[:7]))+encode([]byte(request[7:])), "Content-Type",
+		"application/grpc-web-text")
 	var answer strings.Builder
 	for part := range strings.SplitAfterSeq(strings.ReplaceAll(body, "==", "="), "=") {
 		b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(part, "="))
@@ -104,10 +111,12 @@ func TestWasmWebText(t *testing.T) {
 		}
 		answer.Write(b)
 	}
-	if got := answer.String(); !strings.Contains(got, "Hello, Ada!") || !strings.Contains(got, "grpc-status: 0") || response.Header.Get("Content-Type") != "application/grpc-web-text" {
+	if got := answer.String(); !strings.Contains(got, "Hello, Ada!") || !strings.Contains(got, "grpc-status: 0") ||
+		response.Header.Get("Content-Type") != "application/grpc-web-text" {
 		t.Errorf("call in the text format: got %v %q", response.Header, got)
 	}
-	_, body = p.do(http.MethodPost, base+"/Chat", "\x00\x00\x00\x00\x0e{\"name\":\"Ada\"}\x00\x00\x00\x00\x0e{\"name\":\"Bob\"}", "Content-Type", "application/connect+json")
+	_, body = p.do(http.MethodPost, base+"/Chat", "\x00\x00\x00\x00\x0e{\"name\":\"Ada\"}\x00\x00\x00\x00\x0e{\"name\":\"Bob\"}",
+		"Content-Type", "application/connect+json")
 	if !strings.Contains(body, "Hello, Ada!") || !strings.Contains(body, "Hello, Bob!") || !strings.HasSuffix(body, "{}") {
 		t.Errorf("stream in both directions over HTTP/1.1: got %q", body)
 	}

@@ -186,14 +186,16 @@ func TestWasmCommands(t *testing.T) {
 	if err := errors.Join(os.Chmod(data, 0o777), os.WriteFile(filepath.Join(data, "in"), []byte("from a volume\n"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	volume := mounts(&runtimeapi.Mount{HostPath: data, ContainerPath: "/data"}, &runtimeapi.Mount{HostPath: data, ContainerPath: "/ro", Readonly: true})
+	volume := mounts(&runtimeapi.Mount{HostPath: data, ContainerPath: "/data"},
+		&runtimeapi.Mount{HostPath: data, ContainerPath: "/ro", Readonly: true})
 	run := func(code int32, opts ...harness.ContainerOption) (*runtimeapi.ContainerStatus, string) {
 		t.Helper()
 		c := d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo, Container: opts})
 		st := c.WaitExit(code)
 		return st, harness.Text(c.Logs(), "")
 	}
-	st, log := run(0, volume, env("GREETING", "hello"), args("env", "GREETING", "cat", "/data/in", "write", "/data/out", "written", "err", "to stderr"))
+	st, log := run(0, volume, env("GREETING", "hello"),
+		args("env", "GREETING", "cat", "/data/in", "write", "/data/out", "written", "err", "to stderr"))
 	if log != "hello\nfrom a volume\nto stderr\n" || st.Reason != "Completed" || st.FinishedAt < st.StartedAt {
 		t.Errorf("command: got output %q, status %v; want three lines and Completed", log, st)
 	}
@@ -203,7 +205,8 @@ func TestWasmCommands(t *testing.T) {
 	if st, log := run(7, args("out", "last words", "exit", "7")); st.Reason != "Error" || log != "last words\n" {
 		t.Errorf("failing command: got status %v, output %q; want reason Error and its output", st, log)
 	}
-	if _, log := run(1, volume, args("write", "/ro/out", "x")); !strings.Contains(strings.ToLower(log), "read-only") && !strings.Contains(strings.ToLower(log), "not permitted") && !strings.Contains(strings.ToLower(log), "not capable") {
+	if _, log := run(1, volume, args("write", "/ro/out", "x")); !strings.Contains(strings.ToLower(log), "read-only") &&
+		!strings.Contains(strings.ToLower(log), "not permitted") && !strings.Contains(strings.ToLower(log), "not capable") {
 		t.Errorf("write to a read-only volume: got output %q, want a refusal", log)
 	}
 	if _, log := run(1, args("cat", "/etc/passwd")); strings.Contains(log, "root:") {
@@ -225,7 +228,8 @@ func TestWasmCommands(t *testing.T) {
 		t.Errorf("status of the killed command: got %v, want exit code 137", st)
 	}
 	// Input by attach. Without stdin_once, the end of a session's input does not reach the guest.
-	c = d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo, Container: []harness.ContainerOption{args("stdin"), func(c *runtimeapi.ContainerConfig) { c.Stdin = true }}})
+	c = d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo,
+		Container: []harness.ContainerOption{args("stdin"), func(c *runtimeapi.ContainerConfig) { c.Stdin = true }}})
 	for _, p := range harness.HalfClosing {
 		o := streamTo(io.Discard, io.Discard)
 		o.Stdin = strings.NewReader("typed\n")
@@ -238,7 +242,8 @@ func TestWasmCommands(t *testing.T) {
 	}
 	c.Stop(time.Second)
 	// With stdin_once, the end of input reaches the guest.
-	c = d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo, Container: []harness.ContainerOption{args("stdin"), func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true }}})
+	c = d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo,
+		Container: []harness.ContainerOption{args("stdin"), func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true }}})
 	var out lockedBuffer
 	o := streamTo(&out, io.Discard)
 	o.Stdin = strings.NewReader("typed\n")

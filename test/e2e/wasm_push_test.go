@@ -39,7 +39,8 @@ func TestWasmPush(t *testing.T) {
 		t.Helper()
 		ref, notes := run(append([]string{"push", "--plain-http", example(app), harness.Registry(t).Addr + "/" + name}, args...)...)
 		_, path, _ := strings.Cut(notes, ": ")
-		if line, _ := run("check", "--plain-http", ref); !strings.HasSuffix(line, "; "+strings.TrimSpace(path)) || !strings.HasPrefix(path, "core path") {
+		if line, _ := run("check", "--plain-http", ref); !strings.HasSuffix(line, "; "+strings.TrimSpace(path)) ||
+			!strings.HasPrefix(path, "core path") {
 			t.Errorf("output of tripod check: got %q, want what push said: %q", line, notes)
 		}
 		return ref
@@ -53,7 +54,8 @@ func TestWasmPush(t *testing.T) {
 	if !strings.HasSuffix(repo, "/pushed/greeter") || !strings.HasPrefix(digest, "sha256:") {
 		t.Errorf("output of tripod push: got %q, want a reference with a digest", ref)
 	}
-	c := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "pushed/greeter:1", Pod: []harness.PodOption{labels("example.org", "Pushed", "2.0.0")}})
+	c := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "pushed/greeter:1",
+		Pod: []harness.PodOption{labels("example.org", "Pushed", "2.0.0")}})
 	if c.Status().ImageRef == "" || c.Pod.ID != "example.org:Pushed@2.0.0#0" {
 		t.Errorf("got pod %s, container status %v; want the name in the labels and an image", c.Pod.ID, c.Status())
 	}
@@ -62,7 +64,8 @@ func TestWasmPush(t *testing.T) {
 	}
 
 	push("command-go/command-go.wasm", "pushed/command:1")
-	done := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "pushed/command:1", Container: []harness.ContainerOption{args("out", "pushed")}})
+	done := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "pushed/command:1",
+		Container: []harness.ContainerOption{args("out", "pushed")}})
 	done.WaitExit(0)
 	if log := harness.Text(done.Logs(), "stdout"); log != "pushed\n" {
 		t.Errorf("log: got %q, want pushed", log)

@@ -36,7 +36,8 @@ func routed(t *testing.T, d *harness.Daemon, pods ...string) map[string]*harness
 // TestWasmRoute: the node's own addresses route requests to a component by header, by authority and by path, over h2c
 // and HTTP/3, to each of its running pods in turn.
 func TestWasmRoute(t *testing.T) {
-	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("route.address", routeAddress), harness.Set("route.cleartext_address", routeCleartext))
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"), harness.Set("route.address", routeAddress),
+		harness.Set("route.cleartext_address", routeCleartext))
 	pods := routed(t, d, "one", "two")
 	direct := dial(t, pods["one"].Pod.IP(), greeter) // for the descriptors
 	s := dialWith(t, routeCleartext, insecure.NewCredentials())
@@ -61,7 +62,8 @@ func TestWasmRoute(t *testing.T) {
 	if got := s.call(greeter+"/SayHello", `{"name":"Ada"}`); !strings.Contains(got, "Hello, Ada!") {
 		t.Errorf("call by path: got %s, want \"Hello, Ada!\"", got)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+routeCleartext, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority(strings.Replace(name, "@", "%40", 1)))
+	conn, err := grpc.NewClient("passthrough:///"+routeCleartext, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority(strings.Replace(name, "@", "%40", 1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +75,8 @@ func TestWasmRoute(t *testing.T) {
 	const method = greeter + "/SayHello"
 	request := connect.NewRequest(s.message(s.method(t, method).Input(), `{"name":"Ada"}`))
 	request.Header().Set("Component", name)
-	if resp, err := s.connect(s.h3, "https://"+routeAddress, method, connect.WithGRPC()).CallUnary(s.context(), request); err != nil || !strings.Contains(text(resp.Msg), "Hello, Ada!") {
+	if resp, err := s.connect(s.h3, "https://"+routeAddress, method, connect.WithGRPC()).CallUnary(s.context(), request); err != nil ||
+		!strings.Contains(text(resp.Msg), "Hello, Ada!") {
 		t.Errorf("call over HTTP/3: got %v, error %v; want \"Hello, Ada!\"", resp, err)
 	}
 	s.arities()

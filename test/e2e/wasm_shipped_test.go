@@ -26,7 +26,8 @@ func TestWasmShippedCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	push := exec.CommandContext(t.Context(), program, "push", example("greeter-js/greeter-js.wasm"), harness.Registry(t).Addr+"/"+name, "--plain-http",
+	push := exec.CommandContext(t.Context(), program, "push", example("greeter-js/greeter-js.wasm"), harness.Registry(t).Addr+"/"+name,
+		"--plain-http",
 		"--proto", example("greeter/greeter.proto"), "--compiled", "--key", private, "-o", "wide")
 	out, err := push.CombinedOutput()
 	if err != nil {
@@ -59,7 +60,8 @@ func TestWasmShippedCode(t *testing.T) {
 		}
 	}
 	figures := get(t, "http://"+address+"/metrics")
-	if !strings.Contains(figures, `tripod_component_code_layers_total{result="used"} 1`) || strings.Contains(figures, "tripod_component_compile_duration_seconds_count") {
+	if !strings.Contains(figures, `tripod_component_code_layers_total{result="used"} 1`) ||
+		strings.Contains(figures, "tripod_component_compile_duration_seconds_count") {
 		t.Errorf("metrics: got a compilation, or no layer:\n%s", figures)
 	}
 
@@ -76,7 +78,8 @@ func TestWasmShippedCode(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Start()
-		if c := waitCompilation(t, d, image); c.State != "failed" || !strings.Contains(c.LayerRefused, why) || !strings.Contains(c.Reason, "memory") {
+		if c := waitCompilation(t, d, image); c.State != "failed" || !strings.Contains(c.LayerRefused, why) ||
+			!strings.Contains(c.Reason, "memory") {
 			t.Errorf("code: got %+v, want an attempt to compile because %q", c, why)
 		}
 	}

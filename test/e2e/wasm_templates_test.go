@@ -62,7 +62,8 @@ func newTemplate(t *testing.T, lang string, more ...string) (dir string) {
 	t.Helper()
 	usePackages(t, lang)
 	dir = filepath.Join(t.TempDir(), "shop")
-	args := append([]string{"new", "--lang", lang, dir, filepath.Join(harness.Root(), "test", "e2e", "testdata", "templates", "shop.proto")}, more...)
+	args := append([]string{"new", "--lang", lang, dir, filepath.Join(harness.Root(), "test", "e2e", "testdata", "templates", "shop.proto")},
+		more...)
 	if out, code := componentCommand(t, filepath.Dir(dir), args...); code != 0 {
 		t.Fatalf("component %q: exit code %d, output %s", args, code, out)
 	}
@@ -82,7 +83,8 @@ func TestWasmTemplates(t *testing.T) {
 - {name: talks, method: %[1]s/Talk, requests: [%[2]s, {}, {text: a}], responses: [%[2]s, {}, {text: a}]}
 - {name: clears, method: %[1]s/Clear, requests: [{}], responses: [{}]}
 `, cart, message)
-	for lang, more := range map[string][]string{"go": {"--sdk", filepath.Join(harness.Root(), "sdk", "go")}, "c": nil, "js": nil, "python": nil, "rust": nil} {
+	for lang, more := range map[string][]string{"go": {"--sdk", filepath.Join(harness.Root(), "sdk", "go")}, "c": nil, "js": nil,
+		"python": nil, "rust": nil} {
 		t.Run(lang, func(t *testing.T) {
 			dir := newTemplate(t, lang, more...)
 			if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n7 passed, 0 failed\n") {
@@ -91,7 +93,8 @@ func TestWasmTemplates(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "tests.yaml"), []byte(cases), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n5 passed, 0 failed\n") || strings.Contains(out, "warning") {
+			if out, code := componentCommand(t, dir, "test"); code != 0 || !strings.HasSuffix(out, "\n5 passed, 0 failed\n") ||
+				strings.Contains(out, "warning") {
 				t.Errorf("cases: exit code %d, output %s", code, out)
 			}
 			_, s := startComponent(t, d, pushWasm(t, dir, "pushed/shop-"+lang+":1"), cart)
@@ -100,7 +103,8 @@ func TestWasmTemplates(t *testing.T) {
 			if err := s.conn.Invoke(s.context(), "/"+cart+"/Mirror", request, reply); err != nil || !proto.Equal(reply, request) {
 				t.Errorf("Mirror: got %v, error %v; want %v", reply, err, request)
 			}
-			if got, err := s.exchange(cart+"/Talk", `{"u64":"18446744073709551615"}`, `{"text":"b"}`); err != nil || !slices.Equal(got, []string{`{"u64":"18446744073709551615"}`, `{"text":"b"}`}) {
+			if got, err := s.exchange(cart+"/Talk", `{"u64":"18446744073709551615"}`, `{"text":"b"}`); err != nil ||
+				!slices.Equal(got, []string{`{"u64":"18446744073709551615"}`, `{"text":"b"}`}) {
 				t.Errorf("Talk: got %v, error %v; want the requests", got, err)
 			}
 		})
@@ -137,15 +141,18 @@ func TestWasmTemplateJavaScript(t *testing.T) {
 	if err != nil || got != `{"total":"9223372036854775807"}` {
 		t.Errorf("Add: got %s, error %v", got, err)
 	}
-	if !slices.Equal(header.Get("x-request-id"), []string{"7//shop.v1.Cart/Add/corner"}) || !slices.Equal(trailer.Get("x-trace-bin"), []string{"\x00\xff"}) {
+	if !slices.Equal(header.Get("x-request-id"), []string{"7//shop.v1.Cart/Add/corner"}) ||
+		!slices.Equal(trailer.Get("x-trace-bin"), []string{"\x00\xff"}) {
 		t.Errorf("Add: got header %v and trailer %v", header, trailer)
 	}
 	_, err = s.try(s.context(), cart+"/Add", `{"name":"status"}`)
-	if st := status.Convert(err); st.Code() != codes.FailedPrecondition || st.Message() != "not now: ü" || len(st.Proto().Details) != 1 || st.Proto().Details[0].TypeUrl != "type.googleapis.com/shop.v1.AddRequest" {
+	if st := status.Convert(err); st.Code() != codes.FailedPrecondition || st.Message() != "not now: ü" || len(st.Proto().Details) != 1 ||
+		st.Proto().Details[0].TypeUrl != "type.googleapis.com/shop.v1.AddRequest" {
 		t.Errorf("status: got %v, want FailedPrecondition and one detail", st.Proto())
 	}
 	for name, want := range map[string]string{"bug": "cannot read property 'total' of undefined", "async": "async", "type": "total"} {
-		if _, err := s.try(s.context(), cart+"/Add", `{"name":"`+name+`"}`); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), want) {
+		if _, err := s.try(s.context(), cart+"/Add", `{"name":"`+name+`"}`); status.Code(err) != codes.Internal ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got error %v, want Internal with %q", name, err, want)
 		}
 	}
@@ -154,10 +161,12 @@ func TestWasmTemplateJavaScript(t *testing.T) {
 	}
 	_, err = s.try(s.context(), cart+"/Mirror", `{}`)
 	wantCode(t, err, codes.Unimplemented) // no function
-	if got, err := s.exchange(cart+"/Fill", `{"amount":"9007199254740992"}`, `{"amount":"1"}`); err != nil || !slices.Equal(got, []string{`{"total":"9007199254740993"}`}) {
+	if got, err := s.exchange(cart+"/Fill", `{"amount":"9007199254740992"}`, `{"amount":"1"}`); err != nil ||
+		!slices.Equal(got, []string{`{"total":"9007199254740993"}`}) {
 		t.Errorf("Fill: got %v, error %v", got, err)
 	}
-	if got, err := s.exchange(cart+"/Talk", `{"text":"a"}`, `{"text":"stop"}`, `{"text":"b"}`); err != nil || !slices.Equal(got, []string{`{"text":"a","adds":[{"name":"more"}]}`}) {
+	if got, err := s.exchange(cart+"/Talk", `{"text":"a"}`, `{"text":"stop"}`, `{"text":"b"}`); err != nil ||
+		!slices.Equal(got, []string{`{"text":"a","adds":[{"name":"more"}]}`}) {
 		t.Errorf("Talk: got %v, error %v; want one message", got, err)
 	}
 	if out := harness.Text(c.Logs(), "stdout"); !strings.Contains(out, `add a {"amount":"9223372036854775806"}`+"\n") {
@@ -181,7 +190,8 @@ func TestWasmTemplateJavaScript(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write("proto/shop.proto", strings.Replace(string(proto), "message AddReply { int64 total = 1; }", "message AddReply { int64 total = 1; uint64 note = 2; }", 1))
+	write("proto/shop.proto",
+		strings.Replace(string(proto), "message AddReply { int64 total = 1; }", "message AddReply { int64 total = 1; uint64 note = 2; }", 1))
 	write("tests.yaml", "cases:\n- {name: note, method: shop.v1.Cart/Add, requests: [{amount: 1}], responses: [{total: 1, note: 5}]}\n")
 	if out, code := componentCommand(t, dir, "test"); code != 1 {
 		t.Errorf("without generate: exit code %d, output %s; want a failure", code, out)

@@ -141,7 +141,8 @@ func TestWasmProtocol(t *testing.T) {
 	_, s := startComponent(t, d, harness.GreeterC, greeter)
 	var header metadata.MD
 	ctx := metadata.AppendToOutgoingContext(s.context(), "x-request-id", "42")
-	if _, err := s.try(ctx, greeter+"/SayHello", `{"name":"Ada"}`, grpc.Header(&header)); err != nil || !slices.Equal(header.Get("x-request-id"), []string{"42"}) {
+	if _, err := s.try(ctx, greeter+"/SayHello", `{"name":"Ada"}`, grpc.Header(&header)); err != nil ||
+		!slices.Equal(header.Get("x-request-id"), []string{"42"}) {
 		t.Errorf("header: got %v, error %v; want x-request-id 42", header, err)
 	}
 	_, err := s.try(s.context(), greeter+"/SayHello", `{}`)
@@ -158,16 +159,19 @@ func TestWasmProtocol(t *testing.T) {
 
 	_, f := startComponent(t, d, harness.FaultsC, faults)
 	_, err = f.try(f.context(), faults+"/Fail", `{"code":9,"message":"not now","details":["CgN0LngSAQE="]}`)
-	if st := status.Convert(err); st.Code() != codes.FailedPrecondition || st.Message() != "not now" || len(st.Proto().Details) != 1 || st.Proto().Details[0].TypeUrl != "t.x" {
+	if st := status.Convert(err); st.Code() != codes.FailedPrecondition || st.Message() != "not now" || len(st.Proto().Details) != 1 ||
+		st.Proto().Details[0].TypeUrl != "t.x" {
 		t.Errorf("status: got %v, want FailedPrecondition, \"not now\" and one detail", st.Proto())
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
 	defer cancel()
-	if view, err := f.try(metadata.AppendToOutgoingContext(ctx, "data-bin", "decoded"), faults+"/Inspect", `{}`); err != nil || !strings.Contains(view, `"timeout"`) || !strings.Contains(view, `"data-bin":"decoded"`) {
+	if view, err := f.try(metadata.AppendToOutgoingContext(ctx, "data-bin", "decoded"), faults+"/Inspect", `{}`); err != nil ||
+		!strings.Contains(view, `"timeout"`) || !strings.Contains(view, `"data-bin":"decoded"`) {
 		t.Errorf("guest's view of the request: got %s, error %v; want a timeout and data-bin", view, err)
 	}
 	// Messages that are not valid for their type.
-	raw, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(f.ip, "80"), grpc.WithTransportCredentials(insecureCredentials), grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))
+	raw, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(f.ip, "80"), grpc.WithTransportCredentials(insecureCredentials),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +204,8 @@ func TestWasmTLS(t *testing.T) {
 	}
 	s.h3 = overHTTP3(t, config)
 	client := s.connect(s.h3, "https://"+target, greeter+"/SayHello", connect.WithGRPC())
-	if _, err := client.CallUnary(s.context(), connect.NewRequest(s.message(s.method(t, greeter+"/SayHello").Input(), `{"name":"Ada"}`))); err != nil {
+	if _, err := client.CallUnary(s.context(),
+		connect.NewRequest(s.message(s.method(t, greeter+"/SayHello").Input(), `{"name":"Ada"}`))); err != nil {
 		t.Errorf("call with a certificate over HTTP/3: %v", err)
 	}
 	// All other clients are refused (W6).
@@ -223,7 +228,8 @@ func TestWasmTLS(t *testing.T) {
 			t.Errorf("%s: got error %v, want Unavailable", name, err)
 		}
 		quic := bad.connect(overHTTP3(t, changed), "https://"+target, greeter+"/SayHello", connect.WithGRPC())
-		if _, err := quic.CallUnary(s.context(), connect.NewRequest(s.message(s.method(t, greeter+"/SayHello").Input(), `{"name":"Ada"}`))); err == nil {
+		if _, err := quic.CallUnary(s.context(),
+			connect.NewRequest(s.message(s.method(t, greeter+"/SayHello").Input(), `{"name":"Ada"}`))); err == nil {
 			t.Errorf("%s over HTTP/3: the call succeeded, want an error", name)
 		}
 	}

@@ -42,8 +42,9 @@ func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	a := &authority{t: t}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+		IsCA:     true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	a.cert, a.key = a.sign(template, nil)
 	return a
@@ -84,7 +85,8 @@ func (a *authority) issue(name, dir string) {
 		a.t.Fatal(err)
 	}
 	for file, block := range map[string]*pem.Block{
-		"tls.crt": {Type: "CERTIFICATE", Bytes: cert.Raw}, "tls.key": {Type: "PRIVATE KEY", Bytes: raw}, "ca.crt": {Type: "CERTIFICATE", Bytes: a.cert.Raw},
+		"tls.crt": {Type: "CERTIFICATE", Bytes: cert.Raw}, "tls.key": {Type: "PRIVATE KEY", Bytes: raw},
+		"ca.crt": {Type: "CERTIFICATE", Bytes: a.cert.Raw},
 	} {
 		// Replace the file atomically, as a kubelet does.
 		next := filepath.Join(dir, "."+file)

@@ -98,7 +98,8 @@ func newReport(suites []suite) *report {
 		r.trouble = append(r.trouble, s.SpecialSuiteFailureReasons...)
 		for _, spec := range s.SpecReports {
 			name := strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")
-			failure := fmt.Sprintf("%s at %s:%d: %s", spec.State, spec.Failure.Location.FileName, spec.Failure.Location.LineNumber, spec.Failure.Message)
+			failure := fmt.Sprintf("%s at %s:%d: %s", spec.State, spec.Failure.Location.FileName, spec.Failure.Location.LineNumber,
+				spec.Failure.Message)
 			switch {
 			case spec.LeafNodeType != "It" && spec.State != "passed":
 				r.trouble = append(r.trouble, fmt.Sprintf("%s %s %s", spec.LeafNodeType, name, failure))

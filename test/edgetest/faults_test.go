@@ -180,7 +180,8 @@ func TestAModuleThatKillsItsRuntimeEnds(t *testing.T) {
 	last := s.create(edgetest.RuntimeChan, "echo", "witness/last")
 	s.wait(1, func(l edgetest.Line) bool {
 		text := string(l.Payload)
-		return l.Topic == "realm/proc/control/"+edgetest.RuntimeChan && strings.Contains(text, `"runtime-crash"`) && strings.Contains(text, `"`+killer+`"`)
+		return l.Topic == "realm/proc/control/"+edgetest.RuntimeChan && strings.Contains(text, `"runtime-crash"`) &&
+			strings.Contains(text, `"`+killer+`"`)
 	})
 	status(t, o, "modules/"+killer, "D")
 	status(t, o, "modules/"+beside, "A")
@@ -256,7 +257,8 @@ func TestWrongRequestsAreAnsweredAndServingGoesOn(t *testing.T) {
 		`{"object_id":"w","action":"create","type":"arts_req","data":{"type":"module","uuid":"a/b","parent":"min","filename":"/x"}}`,
 		`{"object_id":"w","action":"explode","type":"arts_req","data":{"type":"module","uuid":"w"}}`,
 		`{"object_id":"w","action":"delete","type":"arts_req","data":{"type":"module","uuid":"nobody"}}`,
-		string(edgetest.Message("", "create", "arts_req", map[string]any{"type": "module", "uuid": witness, "parent": edgetest.RuntimeTwo, "filename": "/x"})),
+		string(edgetest.Message("", "create", "arts_req",
+			map[string]any{"type": "module", "uuid": witness, "parent": edgetest.RuntimeTwo, "filename": "/x"})),
 	} {
 		s.control([]byte(payload))
 		s.wait(i+1, edgetest.On(errors, `"error"`))

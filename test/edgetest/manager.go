@@ -49,7 +49,8 @@ type foreignChannel struct {
 // StartManager connects and registers: the manager first, then its runtimes.
 func StartManager(ctx context.Context, cfg ManagerConfig) (*Manager, error) {
 	m := &Manager{cfg: cfg, runtimes: map[string]*foreignRuntime{}}
-	will := Line{Topic: reg(cfg.Realm, cfg.UUID), QoS: 2, Payload: m.message("delete", object{"type": "manager", "uuid": cfg.UUID, "name": cfg.Name})}
+	will := Line{Topic: reg(cfg.Realm, cfg.UUID), QoS: 2,
+		Payload: m.message("delete", object{"type": "manager", "uuid": cfg.UUID, "name": cfg.Name})}
 	var err error
 	if m.peer, err = Dial(PeerOptions{URL: cfg.URL, ID: "edgetest-manager-" + cfg.Name, Will: &will}); err != nil {
 		return nil, err
@@ -71,7 +72,8 @@ func (m *Manager) start(ctx context.Context) error {
 		if err := m.peer.Subscribe(ctlOf(m.cfg.Realm, info.UUID), rt.handle); err != nil {
 			return err
 		}
-		data := object{"type": "runtime", "uuid": info.UUID, "name": info.Name, "runtime_type": info.Type, "apis": info.APIs, "parent": m.cfg.UUID}
+		data := object{"type": "runtime", "uuid": info.UUID, "name": info.Name, "runtime_type": info.Type, "apis": info.APIs,
+			"parent": m.cfg.UUID}
 		if info.MaxModules > 0 {
 			data["max_nmodules"] = info.MaxModules
 		}
@@ -136,7 +138,8 @@ func (m *Manager) Keepalive(runtime string) error {
 
 // Close unregisters and disconnects.
 func (m *Manager) Close() error {
-	err := m.peer.Publish(reg(m.cfg.Realm, m.cfg.UUID), 0, m.message("delete", object{"type": "manager", "uuid": m.cfg.UUID, "name": m.cfg.Name}))
+	err := m.peer.Publish(reg(m.cfg.Realm, m.cfg.UUID), 0,
+		m.message("delete", object{"type": "manager", "uuid": m.cfg.UUID, "name": m.cfg.Name}))
 	m.peer.Close()
 	return err
 }

@@ -102,8 +102,9 @@ func (o *Orchestrator) control(l Line, e envelope) {
 
 func (o *Orchestrator) create(l Line, e envelope) {
 	data := object{
-		"filetype": "WA", "apis": []string{"wasm", "wasi"}, "args": []string{}, "env": []string{}, "channels": []string{}, "peripherals": []string{},
-		"resources": nil, "fault_crash": "ignore", "status": "A",
+		"filetype": "WA", "apis": []string{"wasm", "wasi"}, "args": []string{}, "env": []string{}, "channels": []string{},
+		"peripherals": []string{},
+		"resources":   nil, "fault_crash": "ignore", "status": "A",
 	}
 	maps.Copy(data, e.Data)
 	o.mu.Lock()

@@ -162,7 +162,8 @@ func (r *SceneRuntime) control(l Line) {
 	topic := Realm + "/s/" + e.text("scene") + "/p/" + uuid
 	switch {
 	case e.Action == "create" && ours && e.text("filetype") != "PY":
-		r.say(topic, e.ObjectID, "create", "resp", object{"result": "error", "details": object{"desc": "no launcher for " + e.text("filetype"), "data": e.Data}})
+		r.say(topic, e.ObjectID, "create", "resp",
+			object{"result": "error", "details": object{"desc": "no launcher for " + e.text("filetype"), "data": e.Data}})
 	case e.Action == "create" && ours && known == nil:
 		r.start(topic, uuid, e)
 	case e.Action == "delete" && ours && known != nil:

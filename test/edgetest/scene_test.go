@@ -137,7 +137,8 @@ func TestOurManagerForSceneClients(t *testing.T) {
 			" q2 delete resp from=" + edgetest.RuntimeChan + " result=ok",
 		}, inOrder(edgetest.SceneLines(lines, sceneFirst)))
 		assert.Empty(t, lines.Below("realm/proc/control"), "nothing in another dialect")
-		assert.NotEmpty(t, lines.Select(edgetest.On("realm/proc/log/"+edgetest.RuntimeChan+"/"+sceneFirst, "HELLO")), "the output is the log, too")
+		assert.NotEmpty(t, lines.Select(edgetest.On("realm/proc/log/"+edgetest.RuntimeChan+"/"+sceneFirst, "HELLO")),
+			"the output is the log, too")
 
 		// A module that ends by itself, and requests that cannot be met.
 		require.NoError(t, c.Create("o-2", edgetest.SceneModule(sceneOther, edgetest.RuntimeChan, "exit", "WA", "3")))

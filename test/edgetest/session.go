@@ -122,7 +122,8 @@ func (p Player) exited(uuid string) func(Line) bool {
 // started matches the log line of a module that has opened its channels.
 func started(uuid string) func(Line) bool {
 	return func(l Line) bool {
-		return strings.HasPrefix(l.Topic, "realm/proc/log/") && strings.HasSuffix(l.Topic, uuid) && strings.HasPrefix(string(l.Payload), "module started")
+		return strings.HasPrefix(l.Topic, "realm/proc/log/") && strings.HasSuffix(l.Topic, uuid) &&
+			strings.HasPrefix(string(l.Payload), "module started")
 	}
 }
 
@@ -152,7 +153,8 @@ func Session() Lines {
 	// Registrations: requests with QoS 0, answers with QoS 2 and without an action.
 	manager := fmt.Sprintf(`{"type":"manager","uuid":%q,"name":"node"}`, ManagerUUID)
 	add(0, "realm/proc/reg/"+ManagerUUID, envelope("create", "arts_req", manager))
-	add(2, "realm/proc/reg/"+ManagerUUID, envelope("", "arts_resp", fmt.Sprintf(`{"result":"ok","details":{"uuid":%q,"name":"node","status":"A"}}`, ManagerUUID)))
+	add(2, "realm/proc/reg/"+ManagerUUID,
+		envelope("", "arts_resp", fmt.Sprintf(`{"result":"ok","details":{"uuid":%q,"name":"node","status":"A"}}`, ManagerUUID)))
 	for _, rt := range []struct{ uuid, name, kind, apis string }{
 		{RuntimeMin, "min", "linux/minimal", `["wasm","wasi","stdin","stdout"]`},
 		{RuntimeChan, "chan", "test/chan", `["wasm","wasi","channels"]`},

@@ -206,7 +206,8 @@ func all(ls edgetest.Lines) edgetest.Lines { return ls }
 // heard returns the part of a session that modules and clients see: requests, modules' messages and exits. Our manager
 // reports exits with QoS 2, the public one with 0; runtime programs have their own logs.
 func heard(ls edgetest.Lines) edgetest.Lines {
-	some := ls.Without("realm/proc/reg", "realm/proc/log/orchestrator", "realm/proc/keepalive", "realm/proc/reported", "realm/g").Select(func(l edgetest.Line) bool {
+	some := ls.Without("realm/proc/reg", "realm/proc/log/orchestrator", "realm/proc/keepalive", "realm/proc/reported",
+		"realm/g").Select(func(l edgetest.Line) bool {
 		return len(wire.Cut(l.Topic, "realm/proc/log")) != 1
 	})
 	for i, l := range some {

@@ -263,12 +263,14 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 }
 
 // ContainerSamples returns the figures of ContainerStats and their samples.
-func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod,
+	c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
 	figures, err := b.ContainerStats(ctx, p, c)
 	if err != nil {
 		return nil, nil, err
 	}
-	return figures, stats.Samples{{Family: stats.CPUUsage, Value: 1.5, Labels: []string{"total"}}, {Family: stats.MemoryWorkingSet, Value: 1}}, nil
+	return figures, stats.Samples{{Family: stats.CPUUsage, Value: 1.5, Labels: []string{"total"}}, {Family: stats.MemoryWorkingSet, Value: 1}},
+		nil
 }
 
 // PodStats returns the same figures for every pod.

@@ -65,7 +65,8 @@ func TestPruned(t *testing.T) {
 		t.Fatal(err)
 	}
 	left, err := filepath.Glob(string(c) + "/*")
-	if err != nil || len(left) != 3 || filepath.Base(left[0]) != lockFile || filepath.Base(left[1]) != "other" || filepath.Base(left[2]) != "used" {
+	if err != nil || len(left) != 3 || filepath.Base(left[0]) != lockFile || filepath.Base(left[1]) != "other" ||
+		filepath.Base(left[2]) != "used" {
 		t.Errorf("left after the build: %v, %v; want the lock, other and used", left, err)
 	}
 }
@@ -110,8 +111,10 @@ func TestIdentity(t *testing.T) {
 	}
 	seen := map[string]string{first: "the first"}
 	for _, change := range []struct{ file, text, arg string }{
-		{dir + "/main.go", "package main // changed\n", "-a"}, {library + "/y.go", "package y // changed\n", "-a"}, {dir + "/more.go", "package main\n", "-a"},
-		{dir + "/go.mod", "module example.com/x\n\ngo 1.25\n\nreplace example.com/y => " + library + "\n", "-a"}, {dir + "/more.go", "package main\n", "-b"},
+		{dir + "/main.go", "package main // changed\n", "-a"}, {library + "/y.go", "package y // changed\n", "-a"},
+		{dir + "/more.go", "package main\n", "-a"},
+		{dir + "/go.mod", "module example.com/x\n\ngo 1.25\n\nreplace example.com/y => " + library + "\n", "-a"},
+		{dir + "/more.go", "package main\n", "-b"},
 	} {
 		write(change.file, change.text)
 		key := identity(dir, change.arg)

@@ -36,7 +36,8 @@ func (d *Daemon) connect() error {
 	if err != nil {
 		return err
 	}
-	d.clients = clients{mu: new(sync.Mutex), conn: conn, raw: runtimeapi.NewRuntimeServiceClient(conn), rawImg: runtimeapi.NewImageServiceClient(conn)}
+	d.clients = clients{mu: new(sync.Mutex), conn: conn, raw: runtimeapi.NewRuntimeServiceClient(conn),
+		rawImg: runtimeapi.NewImageServiceClient(conn)}
 	return nil
 }
 

@@ -150,7 +150,8 @@ func (c *Containerd) cleanUp() {
 // bridge, where tests look for them.
 func (d *Daemon) delegateDefault(programs string) {
 	d.t.Helper()
-	d.containerd = StartContainerd(d.t, programs, filepath.Base(d.Dir)+"-containerd", d.Bridge, d.config["network"].(map[string]any)["default"].(map[string]any)["subnet_v4"].(string))
+	d.containerd = StartContainerd(d.t, programs, filepath.Base(d.Dir)+"-containerd", d.Bridge,
+		d.config["network"].(map[string]any)["default"].(map[string]any)["subnet_v4"].(string))
 	Delegate(d.containerd.Socket, "")(d)
 }
 

@@ -154,7 +154,8 @@ func TestLeaks(t *testing.T) {
 		{"process", "sleep 4242", "setsid sleep 4242 >/dev/null 2>&1 &", killSleep},
 		{"mount", "/run/leak", "mkdir /run/leak; mount -t tmpfs x /run/leak", "umount /run/leak; rmdir /run/leak"},
 		{"cgroup", "/tN/pod" + id, "mkdir -p " + testCgroup() + "/tN/pod" + id, "rmdir " + testCgroup() + "/tN/pod" + id},
-		{"cgroup", "/busy", "mkdir " + testCgroup() + "/busy; sh -c 'echo $$ >" + testCgroup() + "/busy/cgroup.procs; exec setsid sleep 4343 >/dev/null 2>&1' &",
+		{"cgroup", "/busy", "mkdir " + testCgroup() + "/busy; sh -c 'echo $$ >" + testCgroup() +
+			"/busy/cgroup.procs; exec setsid sleep 4343 >/dev/null 2>&1' &",
 			killSleep},
 		{"network link", "leak0 veth", "ip link add leak0 type veth peer name leak1", "ip link del leak0"},
 		{"iptables chain", "CNI-DN-0123456789abcdef", "iptables -t nat -N CNI-DN-0123456789abcdef", "iptables -t nat -X CNI-DN-0123456789abcdef"},
@@ -230,7 +231,8 @@ func TestParseLog(t *testing.T) {
 	if got := Text(lines, "stderr"); got != "\n" {
 		t.Errorf("Text of stderr = %q, want a newline", got)
 	}
-	for _, bad := range []string{"hello\n", "2026-11-21T08:00:00Z stdout F no end", "yesterday stdout F x\n", "2026-11-21T08:00:00Z stdin F x\n", "2026-11-21T08:00:00Z stdout X x\n"} {
+	for _, bad := range []string{"hello\n", "2026-11-21T08:00:00Z stdout F no end", "yesterday stdout F x\n",
+		"2026-11-21T08:00:00Z stdin F x\n", "2026-11-21T08:00:00Z stdout X x\n"} {
 		if _, err := ParseLog(bad); err == nil {
 			t.Errorf("ParseLog(%q) succeeded, want an error", bad)
 		}

@@ -36,7 +36,8 @@ func StartMosquitto(t testing.TB, address string) *Mosquitto {
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m := &Mosquitto{process: process{t: t, args: []string{"/usr/sbin/mosquitto", "-c", conf}, log: filepath.Join(dir, "log")}, Address: address}
+	m := &Mosquitto{process: process{t: t, args: []string{"/usr/sbin/mosquitto", "-c", conf}, log: filepath.Join(dir, "log")},
+		Address: address}
 	m.Start()
 	t.Cleanup(m.cleanUp)
 	return m

@@ -118,7 +118,8 @@ func (p *Pod) Forward(t testing.TB, port int32) string {
 		t.Fatal(err)
 	}
 	stop, ready, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	f, err := portforward.NewOnAddressesForStreaming(dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, stop, ready, io.Discard, io.Discard)
+	f, err := portforward.NewOnAddressesForStreaming(dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, stop, ready,
+		io.Discard, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,8 @@ func worlds() (int, error) {
 		return 0, fmt.Errorf("%s=%q: want a number of at least 1", envWorlds, os.Getenv(envWorlds))
 	}
 	if os.Getenv("TRIPOD_BIN") == "" {
-		return 0, errors.New(envWorlds + " needs TRIPOD_BIN and the other variables that name the programs, as make sets them, because worlds that build the programs would write to the same files")
+		return 0, errors.New(envWorlds +
+			" needs TRIPOD_BIN and the other variables that name the programs, as make sets them, because worlds that build the programs would write to the same files")
 	}
 	return n, nil
 }

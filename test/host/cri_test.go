@@ -32,16 +32,19 @@ func (g *guest) cri(t testing.TB) runtimeapi.RuntimeServiceClient {
 }
 
 // runLimited runs a container with these resources, and returns its ID.
-func runLimited(t testing.TB, client runtimeapi.RuntimeServiceClient, handler string, resources *runtimeapi.LinuxContainerResources) string {
+func runLimited(t testing.TB, client runtimeapi.RuntimeServiceClient, handler string,
+	resources *runtimeapi.LinuxContainerResources) string {
 	t.Helper()
-	return runContainer(t, client, handler, func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Linux.Resources = resources })
+	return runContainer(t, client, handler,
+		func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Linux.Resources = resources })
 }
 
 // single counts the pods of runContainer: two with one name would be one pod.
 var single atomic.Int32
 
 // runContainer runs a container in a pod of its own, with changes of their configurations, and returns its ID.
-func runContainer(t testing.TB, client runtimeapi.RuntimeServiceClient, handler string, changes ...func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig)) string {
+func runContainer(t testing.TB, client runtimeapi.RuntimeServiceClient, handler string,
+	changes ...func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig)) string {
 	t.Helper()
 	name := fmt.Sprintf("single-%s-%d", handler, single.Add(1))
 	pod := &runtimeapi.PodSandboxConfig{
@@ -63,7 +66,8 @@ func runContainer(t testing.TB, client runtimeapi.RuntimeServiceClient, handler 
 		_, _ = client.RemovePodSandbox(context.Background(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: made.GetPodSandboxId()})
 	})
 	node.run(t, "tripod pull %s >/dev/null", nginx)
-	c, err := client.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: made.GetPodSandboxId(), SandboxConfig: pod, Config: config})
+	c, err := client.CreateContainer(t.Context(),
+		&runtimeapi.CreateContainerRequest{PodSandboxId: made.GetPodSandboxId(), SandboxConfig: pod, Config: config})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,8 @@ func TestFiguresOfUnits(t *testing.T) {
 	for _, handler := range []string{"crun", "runc"} {
 		t.Run(handler, func(t *testing.T) {
 			const limit = 96 << 20
-			id := runLimited(t, client, handler, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: limit, CpuQuota: 20_000, CpuPeriod: 100_000})
+			id := runLimited(t, client, handler,
+				&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: limit, CpuQuota: 20_000, CpuPeriod: 100_000})
 			dir := cgroupOf(t, id)
 			// Half a processor wants to run on a fifth; 32 MB go to the disk; and something needs too much memory.
 			node.run(t, `tripod exec %[1]s sh -c '(while :; do :; done) & sleep 5; kill $!; dd if=/dev/zero of=/file bs=1M count=32 conv=fsync; true'
@@ -76,8 +77,10 @@ func TestFiguresOfUnits(t *testing.T) {
 			if want := file("cat memory.max"); got["container_spec_memory_limit_bytes"] != want || want != limit {
 				t.Errorf("container_spec_memory_limit_bytes: got %d, memory.max is %d, want %d", got["container_spec_memory_limit_bytes"], want, limit)
 			}
-			for _, metric := range []string{"container_memory_working_set_bytes", "container_cpu_usage_seconds_total", "container_pressure_cpu_waiting_seconds_total",
-				"container_pressure_memory_waiting_seconds_total", "container_pressure_io_waiting_seconds_total", "container_hugetlb_usage_bytes", "container_memory_swap"} {
+			for _, metric := range []string{"container_memory_working_set_bytes", "container_cpu_usage_seconds_total",
+				"container_pressure_cpu_waiting_seconds_total",
+				"container_pressure_memory_waiting_seconds_total", "container_pressure_io_waiting_seconds_total", "container_hugetlb_usage_bytes",
+				"container_memory_swap"} {
 				if _, found := got[metric]; !found {
 					t.Errorf("%s is missing", metric)
 				}
@@ -104,7 +107,8 @@ func TestSwap(t *testing.T) {
 			}
 			id := runLimited(t, client, handler, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory, MemorySwapLimitInBytes: both})
 			dir := cgroupOf(t, id)
-			if got := node.run(t, "systemctl daemon-reload; cat %[1]s/memory.max %[1]s/memory.swap.max", dir); got != fmt.Sprintf("%d\n%d\n", memory, both-memory) {
+			if got := node.run(t, "systemctl daemon-reload; cat %[1]s/memory.max %[1]s/memory.swap.max", dir); got != fmt.Sprintf("%d\n%d\n", memory,
+				both-memory) {
 				t.Errorf("limits of the unit: got %q, want %d, and %d of swap", got, memory, both-memory)
 			}
 			// It holds 100 MiB, because nobody reads what tail writes.
@@ -138,7 +142,8 @@ func TestHugePages(t *testing.T) {
 				c.Mounts = []*runtimeapi.Mount{{HostPath: "/dev/hugepages", ContainerPath: "/pages"}}
 			})
 			// systemd has no such property, so the limit is that of the OCI runtime, in the scope or in crun's cgroup below it.
-			if got := node.run(t, "systemctl daemon-reload; find %s -name hugetlb.2MB.max | xargs cat", cgroupOf(t, id)); !strings.Contains(got, fmt.Sprintln(limit)) {
+			if got := node.run(t, "systemctl daemon-reload; find %s -name hugetlb.2MB.max | xargs cat", cgroupOf(t, id)); !strings.Contains(got,
+				fmt.Sprintln(limit)) {
 				t.Errorf("hugetlb.2MB.max: got %q, want %d", got, limit)
 			}
 			t.Cleanup(func() { node.run(t, "rm -f /dev/hugepages/*") })

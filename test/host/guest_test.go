@@ -119,7 +119,8 @@ func (g *guest) boot(accel string) error {
 	cmd := exec.Command("qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", "max", "-smp", "2", "-m", "4096", "-display", "none",
 		"-kernel", filepath.Join(image, "vmlinuz"), "-initrd", filepath.Join(image, "initrd.img"),
 		"-append", kernel,
-		"-drive", "file="+filepath.Join(image, "disk.qcow2")+",if=virtio,snapshot=on", "-drive", "file="+g.path("payload.raw")+",format=raw,if=virtio,snapshot=on",
+		"-drive", "file="+filepath.Join(image, "disk.qcow2")+",if=virtio,snapshot=on", "-drive",
+		"file="+g.path("payload.raw")+",format=raw,if=virtio,snapshot=on",
 		"-netdev", fmt.Sprintf("user,id=uplink,restrict=on,hostfwd=tcp:127.0.0.1:%d-:22", g.port), "-device", "virtio-net-pci,netdev=uplink",
 		"-serial", "file:"+g.path("serial.log"), "-monitor", "none", "-pidfile", g.path("pid"), "-daemonize")
 	if out, err := cmd.CombinedOutput(); err != nil {

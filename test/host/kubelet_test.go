@@ -39,10 +39,12 @@ func TestKubelet(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v", tail(out, 200))
 	}
-	if units := node.run(t, "systemctl list-units --all --plain --no-legend '*kubepods-*pod*' 'tripod-*.scope' 'tripod-vm-*.service' 'tripod-wasm-*.service'"); units != "" {
+	if units := node.run(t,
+		"systemctl list-units --all --plain --no-legend '*kubepods-*pod*' 'tripod-*.scope' 'tripod-vm-*.service' 'tripod-wasm-*.service'"); units != "" {
 		t.Errorf("units after the cluster's end:\n%s", units)
 	}
-	if log := node.run(t, "journalctl --no-pager --quiet --since @%s --priority warning _PID=1 | grep -E 'tripod|kubepods' || true", since); log != "" {
+	if log := node.run(t, "journalctl --no-pager --quiet --since @%s --priority warning _PID=1 | grep -E 'tripod|kubepods' || true",
+		since); log != "" {
 		t.Errorf("systemd warns:\n%s", log)
 	}
 	node.run(t, "%s", endCluster)

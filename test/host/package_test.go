@@ -102,7 +102,8 @@ func TestNetworkd(t *testing.T) {
 	wantTraffic(t, "web")
 	node.run(t, "networkctl reload; systemctl restart systemd-networkd")
 	wantTraffic(t, "web")
-	if out := node.run(t, "networkctl --no-pager --no-legend list 'veth*' tripod0"); strings.Count(out, "unmanaged") != strings.Count(out, "\n") || out == "" {
+	if out := node.run(t, "networkctl --no-pager --no-legend list 'veth*' tripod0"); strings.Count(out, "unmanaged") != strings.Count(out,
+		"\n") || out == "" {
 		t.Errorf("networkd manages links of pods:\n%s", out)
 	}
 }

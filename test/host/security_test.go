@@ -21,12 +21,15 @@ func TestAppArmorIsEnforced(t *testing.T) {
 	node.run(t, `printf 'profile test-denies flags=(attach_disconnected,mediate_deleted) { file, network, capability, signal, audit deny /denied w, }' | apparmor_parser --replace`)
 	since := strings.TrimSpace(node.run(t, "date +%%s"))
 	id := runContainer(t, client, "crun", func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
-		c.Linux.SecurityContext.Apparmor = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "test-denies"}
+		c.Linux.SecurityContext.Apparmor = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost,
+			LocalhostRef: "test-denies"}
 	})
-	if out, err := node.try(t, "tripod exec %s sh -c 'echo x >/allowed && echo x >/denied'", id); err == nil || !strings.Contains(out, "/denied") {
+	if out, err := node.try(t, "tripod exec %s sh -c 'echo x >/allowed && echo x >/denied'", id); err == nil ||
+		!strings.Contains(out, "/denied") {
 		t.Errorf("write that the profile denies: got error %v: %s", err, out)
 	}
-	if log := node.run(t, "journalctl --dmesg --since @%s | grep 'apparmor=\"DENIED\".*test-denies' || true", since); !strings.Contains(log, "/denied") {
+	if log := node.run(t, "journalctl --dmesg --since @%s | grep 'apparmor=\"DENIED\".*test-denies' || true", since); !strings.Contains(log,
+		"/denied") {
 		t.Errorf("the kernel's log of the denial: got %q", log)
 	}
 }
@@ -65,7 +68,8 @@ func TestCgroupsAreReadOnly(t *testing.T) {
 		c.Linux.SecurityContext.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN"}}
 	}
 	for _, handler := range []string{"crun", "runc"} {
-		for name, change := range map[string][]func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig){"plain": nil, "user namespace": {inUserNamespace}, "administrator": {admin}} {
+		for name, change := range map[string][]func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig){"plain": nil,
+			"user namespace": {inUserNamespace}, "administrator": {admin}} {
 			t.Run(handler+"/"+name, func(t *testing.T) {
 				id := runContainer(t, client, handler, append(change, func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 					c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20}

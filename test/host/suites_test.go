@@ -16,7 +16,8 @@ func TestConformance(t *testing.T) {
 	t.Cleanup(func() { _, _ = node.try(t, "tripod rmp --all --force") })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
-	out, err := node.command(ctx, `printf '#!/bin/sh\nexec "$@"\n' >/usr/local/bin/sudo; chmod 755 /usr/local/bin/sudo; cd /root && /payload/critest --runtime-endpoint unix:///run/tripod/tripod.sock --test-images-file /payload/build/images/images.yaml --ginkgo.no-color`+focus(), nil)
+	out, err := node.command(ctx,
+		`printf '#!/bin/sh\nexec "$@"\n' >/usr/local/bin/sudo; chmod 755 /usr/local/bin/sudo; cd /root && /payload/critest --runtime-endpoint unix:///run/tripod/tripod.sock --test-images-file /payload/build/images/images.yaml --ginkgo.no-color`+focus(), nil)
 	keep(t, "critest.txt", out)
 	known := map[string]string{
 		"[k8s.io] Image Manager [It] public image with digest should be pulled and removed [Conformance] [Serial]": "the digest is that of the image in the public registry, and no registry is reachable",
@@ -34,7 +35,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// linuxPods are the state table, with crun and runc, and the end-to-end tests of Linux pods that need neither a Go toolchain nor a second machine.
+// linuxPods are the state table, with crun and runc, and the end-to-end tests of Linux pods that need neither a Go toolchain nor
+// a second machine.
 const linuxPods = "^(TestContainerOperations|TestIdempotence|TestExit|TestProcess|TestLogs|TestNetworking|TestUsers|TestCapabilities|TestSeccomp|TestExecSync|TestFigures|TestTop|TestResources|TestAppArmor|TestMounts|TestUserNamespaces|TestStreaming|TestSuite$)"
 
 // TestEndToEnd runs end-to-end tests of Linux pods with a daemon of their own, in namespaces of their own, on cgroup v2.
@@ -43,7 +45,8 @@ func TestEndToEnd(t *testing.T) {
 	defer cancel()
 	node.run(t, "systemctl stop tripod")
 	t.Cleanup(func() { node.run(t, "systemctl start tripod") })
-	out, err := node.command(ctx, fmt.Sprintf(`cd /payload/test/e2e && b=/payload/build && export TRIPOD_TEST_FULL=1 TRIPOD_BIN=$b/bin/tripod TRIPOD_TEST_BIN=$b/test/bin/tripod \
+	out, err := node.command(ctx,
+		fmt.Sprintf(`cd /payload/test/e2e && b=/payload/build && export TRIPOD_TEST_FULL=1 TRIPOD_BIN=$b/bin/tripod TRIPOD_TEST_BIN=$b/test/bin/tripod \
 	TRIPOD_WASM_BIN=$b/bin/tripod-wasm TRIPOD_AGENT_BIN=$b/bin/tripod-agent TRIPOD_VMWRAP_BIN=$b/bin/tripod-vmwrap; /payload/e2e.test -test.v -test.timeout 2h -test.run '%s'`, run()), nil)
 	keep(t, "e2e.txt", out)
 	if err != nil {

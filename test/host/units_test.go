@@ -119,12 +119,13 @@ func TestNothingIsLeft(t *testing.T) {
 	before := snapshot(t)
 	const kill, restart = "systemctl kill --signal KILL tripod; " + answers + "; ", "systemctl restart tripod; "
 	for name, order := range map[string]string{
-		"removed":                       "tripod rmp --all --force",
-		"stopped, removed":              "tripod stopp $(tripod pods --quiet); tripod rmp --all",
-		"kill, removed":                 kill + "tripod rmp --all --force",
-		"restart, removed":              restart + "tripod rmp --all --force",
-		"stopped, kill, removed":        "tripod stopp $(tripod pods --quiet); " + kill + "tripod rmp --all --force",
-		"kill during removal, removed":  "(sleep 0.5; systemctl kill --signal KILL tripod) & tripod rmp --all --force; wait; " + answers + "; tripod rmp --all --force",
+		"removed":                "tripod rmp --all --force",
+		"stopped, removed":       "tripod stopp $(tripod pods --quiet); tripod rmp --all",
+		"kill, removed":          kill + "tripod rmp --all --force",
+		"restart, removed":       restart + "tripod rmp --all --force",
+		"stopped, kill, removed": "tripod stopp $(tripod pods --quiet); " + kill + "tripod rmp --all --force",
+		"kill during removal, removed": "(sleep 0.5; systemctl kill --signal KILL tripod) & tripod rmp --all --force; wait; " + answers +
+			"; tripod rmp --all --force",
 		"processes killed, removed":     "pkill -KILL -x nginx; pkill -KILL -x qemu-system-x86; tripod rmp --all --force",
 		"daemon and processes, removed": "systemctl kill --signal KILL tripod; pkill -KILL -x conmon; pkill -KILL -x nginx; pkill -KILL -x qemu-system-x86; " + answers + "; tripod rmp --all --force",
 	} {
@@ -151,7 +152,8 @@ func TestLimitsOfUnits(t *testing.T) {
 	const memory, bigger = int64(128 << 20), int64(192 << 20)
 	var ids []string
 	for _, runtime := range []string{"crun", "runc"} {
-		resources := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory, CpuQuota: 50_000, CpuPeriod: 100_000, CpuShares: 512, CpusetCpus: "0"}
+		resources := &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: memory, CpuQuota: 50_000, CpuPeriod: 100_000, CpuShares: 512,
+			CpusetCpus: "0"}
 		ids = append(ids, runLimited(t, client, runtime, resources))
 	}
 	read := func(id string) string {
@@ -166,8 +168,9 @@ func TestLimitsOfUnits(t *testing.T) {
 				t.Errorf("limits of %s after %q: got %q, want %q", id, order, got, want)
 			}
 		}
-		_, err := client.UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{
-			MemoryLimitInBytes: bigger, CpuQuota: 70_000, CpuPeriod: 100_000, CpuShares: 512, CpusetCpus: "0-1"}})
+		_, err := client.UpdateContainerResources(t.Context(),
+			&runtimeapi.UpdateContainerResourcesRequest{ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{
+				MemoryLimitInBytes: bigger, CpuQuota: 70_000, CpuPeriod: 100_000, CpuShares: 512, CpusetCpus: "0-1"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,10 +217,12 @@ spec:
 Y
 	tripod run -f /root/pods.yaml`, busybox, greeter)
 	mixed := strings.TrimSpace(node.run(t, "tripod inspectp mixed | jq -r .status.id"))
-	for where, least := range map[string]int{"tripod-" + mixed + ".slice/tripod-wasm-*.service": 128 << 20, "tripod-wasm.slice/tripod-wasm-*.slice/tripod-wasm-*.service": 128 << 20} {
+	for where, least := range map[string]int{"tripod-" + mixed + ".slice/tripod-wasm-*.service": 128 << 20,
+		"tripod-wasm.slice/tripod-wasm-*.slice/tripod-wasm-*.service": 128 << 20} {
 		out := node.run(t, "cd /sys/fs/cgroup/tripod.slice/%s && systemctl daemon-reload && cat memory.max cpu.max && wc -l <cgroup.procs", where)
 		var memory, quota, period, processes int
-		if _, err := fmt.Sscan(out, &memory, &quota, &period, &processes); err != nil || memory < least || memory > least+(96<<20) || quota*2 != period || processes == 0 {
+		if _, err := fmt.Sscan(out, &memory, &quota, &period, &processes); err != nil || memory < least || memory > least+(96<<20) ||
+			quota*2 != period || processes == 0 {
 			t.Errorf("limits of %s: got %q (%v), want memory from %d on, half a processor, and a process", where, out, err, least)
 		}
 	}
@@ -229,7 +234,9 @@ Y
 // processes are killed. Pods run on, and new ones run.
 func TestUnitsAreStopped(t *testing.T) {
 	names := runThree(t, "")
-	for i, order := range []string{"systemctl restart tripod-helpers.service 'tripod-vm-*.service'", "pkill -KILL -x sleep; while systemctl --quiet is-active tripod-helpers.service; do sleep 0.1; done", "systemctl stop tripod-helpers.service 'tripod-vm-*.service'", "systemctl isolate multi-user.target"} {
+	for i, order := range []string{"systemctl restart tripod-helpers.service 'tripod-vm-*.service'",
+		"pkill -KILL -x sleep; while systemctl --quiet is-active tripod-helpers.service; do sleep 0.1; done",
+		"systemctl stop tripod-helpers.service 'tripod-vm-*.service'", "systemctl isolate multi-user.target"} {
 		_, _ = node.try(t, "%s", order) // not every order succeeds
 		names = append(names, runThree(t, fmt.Sprintf("-%d", i))...)
 		wantReady(t, names...)
@@ -278,7 +285,8 @@ func TestControllersOfSlice(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { node.run(t, "tripod rmp --force %s", made.GetPodSandboxId()) })
-	node.run(t, "systemd-run --quiet --scope --slice=pods-other.slice --property=Delegate=yes true; sleep 1") // pacing: systemd takes the controllers away after its answer
+	// pacing: systemd takes the controllers away after its answer
+	node.run(t, "systemd-run --quiet --scope --slice=pods-other.slice --property=Delegate=yes true; sleep 1")
 	if after := node.run(t, "cat %s/cgroup.controllers", slice); after != before || !strings.Contains(before, "cpuset") {
 		t.Errorf("controllers of the pod's slice: got %q, want the previous ones, %q, with cpuset", after, before)
 	}

@@ -66,7 +66,8 @@ func TestFiles(t *testing.T) {
 			t.Errorf("config validate accepts an unknown field: %s", out)
 		}
 	}
-	if out, err := kubeadm(t, initFile, "config", "images", "list"); err != nil || !strings.Contains(out, "registry.k8s.io/kube-apiserver:v1.37.0") {
+	if out, err := kubeadm(t, initFile, "config", "images", "list"); err != nil ||
+		!strings.Contains(out, "registry.k8s.io/kube-apiserver:v1.37.0") {
 		t.Errorf("config images list: got %v, %s", err, out)
 	}
 }

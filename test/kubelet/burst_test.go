@@ -29,7 +29,8 @@ func TestBurst(t *testing.T) {
 			for range burst.times {
 				up := scale(n, burst.pods)
 				n.CheckRestarts()
-				t.Logf("%d pods of %s with %d busy loops: ready after %.1f s, removed after %.1f s", burst.pods, burst.kind, burst.loops, up, scale(n, 0))
+				t.Logf("%d pods of %s with %d busy loops: ready after %.1f s, removed after %.1f s", burst.pods, burst.kind, burst.loops, up,
+					scale(n, 0))
 			}
 		})
 	}

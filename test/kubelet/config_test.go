@@ -63,7 +63,8 @@ func TestConfiguration(t *testing.T) {
 	containers := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh, -c, "env; for f in /config/*/*; do cat $f; echo; done; trap exit TERM; while :; do cat /config/settings/color; echo; sleep 1; done"]`,
 		"wasm":  `image: ` + harness.CommandGo + `, args: [` + look + watch + `out, end]`,
-		"vm":    `image: ` + harness.Guest + `, args: ['tripod.run="for f in /config/*/*; do cat $f; echo; done; set -a; . /etc/cloud/environment; env"']`,
+		"vm": `image: ` + harness.Guest +
+			`, args: ['tripod.run="for f in /config/*/*; do cat $f; echo; done; set -a; . /etc/cloud/environment; env"']`,
 	}
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		container := strings.ReplaceAll(containers[k.name], ", image:", "\n    image:")
@@ -73,7 +74,8 @@ func TestConfiguration(t *testing.T) {
 		for _, file := range []string{"blue", "open sesame", `tier="front"`, "of the pod"} {
 			n.WaitLog(file, k.boots, "reader")
 		}
-		for name, value := range map[string]string{"COLOR": "blue", "WORD": "open sesame", "POD_NAME": "reader", "POD_IP": ip, "MEMORY": "134217728"} {
+		for name, value := range map[string]string{"COLOR": "blue", "WORD": "open sesame", "POD_NAME": "reader", "POD_IP": ip,
+			"MEMORY": "134217728"} {
 			want := name + "=" + value
 			if k.name == "wasm" { // prints only the values
 				want = "\n" + value + "\n"
@@ -131,7 +133,8 @@ spec:
 			t.Fatal(err)
 		}
 		pod := n.Pod("reader")
-		if claims.Subject != "system:serviceaccount:"+n.Name+":default" || claims.Of.Pod.UID != string(pod.UID) || claims.Audience[0] != "tripod-test" {
+		if claims.Subject != "system:serviceaccount:"+n.Name+":default" || claims.Of.Pod.UID != string(pod.UID) ||
+			claims.Audience[0] != "tripod-test" {
 			t.Errorf("claims of the token: got %s, want the pod %s, its service account and the audience", text, pod.UID)
 		}
 	})

@@ -83,7 +83,8 @@ spec:
 		debug := start(t, n.KubectlCommand("debug", "one", "--image", harness.Busybox, "--container", "debugger", "-i", "--", "sleep", "1"))
 		n.WaitPod("one", "says why there is no debugger", kube.Timeout, func(p *corev1.Pod) bool {
 			s := p.Status.EphemeralContainerStatuses
-			return len(s) > 0 && s[0].State.Waiting != nil && s[0].State.Waiting.Reason == "CreateContainerError" && strings.Contains(s[0].State.Waiting.Message, "one container")
+			return len(s) > 0 && s[0].State.Waiting != nil && s[0].State.Waiting.Reason == "CreateContainerError" &&
+				strings.Contains(s[0].State.Waiting.Message, "one container")
 		})
 		debug.await(n, "one container")
 		if !kube.Ready(n.Pod("one")) {
@@ -124,7 +125,8 @@ spec:
 		if out, err := n.TryKubectl("exec", "mixed", "-c", "web", "--", "sh"); err == nil || !strings.Contains(err.Error(), "kubectl debug") {
 			t.Errorf("exec: got output %q, error %v; want one that says what can be done", out, err)
 		}
-		n.Kubectl("debug", "mixed", "--image", harness.Busybox, "--container", "debugger", "--attach=false", "--", "wget", "-q", "-O", "-", "http://127.0.0.1:8080/debug")
+		n.Kubectl("debug", "mixed", "--image", harness.Busybox, "--container", "debugger", "--attach=false", "--", "wget", "-q", "-O", "-",
+			"http://127.0.0.1:8080/debug")
 		n.WaitLog("hello from", kube.Timeout, "mixed", "-c", "debugger")
 	})
 }
@@ -252,7 +254,8 @@ spec:
 		n.Kubectl("delete", "pod", "hooked")
 		log := follow.wait(t)
 		want := []string{"postStart", "preStop", "told to end"}
-		got := slices.DeleteFunc(strings.Fields(strings.ReplaceAll(log, "told to end", "told_to_end")), func(s string) bool { return s == "begun" })
+		got := slices.DeleteFunc(strings.Fields(strings.ReplaceAll(log, "told to end", "told_to_end")),
+			func(s string) bool { return s == "begun" })
 		if strings.ReplaceAll(strings.Join(got, ","), "_", " ") != strings.Join(want, ",") {
 			t.Errorf("order of the hooks: got %s, want %v", log, want)
 		}

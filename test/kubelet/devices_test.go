@@ -94,7 +94,8 @@ func TestDRA(t *testing.T) {
 		device func(*testing.T, *kube.Cluster) string
 		look   string // prints "claimed" in the pod, if the device is there
 	}{
-		{kinds[0], func(*testing.T, *kube.Cluster) string { return "/dev/zero" }, `test -n "$CDI_DEVICE" && test "$(head -c 3 /dev/claimed | wc -c)" = 3 && echo claimed`},
+		{kinds[0], func(*testing.T, *kube.Cluster) string { return "/dev/zero" },
+			`test -n "$CDI_DEVICE" && test "$(head -c 3 /dev/claimed | wc -c)" = 3 && echo claimed`},
 		{kinds[1], func(*testing.T, *kube.Cluster) string { return "/dev/zero" }, ""},
 		{kinds[2], loopDevice, `for disk in /dev/vd?; do head -c 7 $disk; echo; done | grep claimed`},
 	} {

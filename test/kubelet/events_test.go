@@ -28,7 +28,8 @@ func TestEventsAndStreams(t *testing.T) {
 	lives(t, all)
 	all[0].Await("the kubelet's figures about events", kube.Timeout, func() error {
 		text, err := figures(c, "metrics")
-		return errors.Join(err, above(text, 0, "kubelet_evented_pleg_connection_success_count"), above(text, 0, "kubelet_evented_pleg_connection_latency_seconds_count"))
+		return errors.Join(err, above(text, 0, "kubelet_evented_pleg_connection_success_count"),
+			above(text, 0, "kubelet_evented_pleg_connection_latency_seconds_count"))
 	})
 	all[0].Await("the runtime's figures about streams", kube.Timeout, func() error {
 		text, err := get("http://" + kube.MetricsAddress + "/metrics")

@@ -27,7 +27,8 @@ func TestFigures(t *testing.T) {
 		for _, source := range []struct {
 			name  string
 			check func(*kube.Namespace, *corev1.Pod) error
-		}{{"summary", checkSummary}, {"resource metrics", checkResourceMetrics}, {"cAdvisor's metrics", checkContainerMetrics}, {"metrics-server", checkTop}} {
+		}{{"summary", checkSummary}, {"resource metrics", checkResourceMetrics}, {"cAdvisor's metrics", checkContainerMetrics},
+			{"metrics-server", checkTop}} {
 			n.Await(source.name+" of "+pod.Name, kube.Timeout, func() error { return source.check(n, &pod) })
 		}
 	})

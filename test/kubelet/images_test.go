@@ -44,7 +44,8 @@ func TestSplitImageFileSystem(t *testing.T) {
 	n.Await("the file systems in the summary", kube.Timeout, func() error {
 		images, container, err := fileSystems(n, "client")
 		if err == nil && (container != size || images == size) {
-			err = fmt.Errorf("got capacities of %d bytes for images and %d for the container, want %d only for the container", images, container, size)
+			err = fmt.Errorf("got capacities of %d bytes for images and %d for the container, want %d only for the container", images, container,
+				size)
 		}
 		return err
 	})

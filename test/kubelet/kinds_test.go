@@ -40,15 +40,19 @@ type kind struct {
 
 var kinds = []kind{
 	containers(),
-	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{requests: {cpu: 10m}, limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, grace: 10, boots: kube.Timeout,
-		prints: `image: ` + harness.CommandGo + `, args: [out, done]`, says: "done\n", fails: `image: ` + harness.CommandGo + `, args: [exit, "3"]`},
-	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, grace: 20, boots: harness.GuestTimeout, exec: true,
+	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{requests: {cpu: 10m}, limits: {cpu: 500m, memory: 64Mi}}",
+		replicas: 3, grace: 10, boots: kube.Timeout,
+		prints: `image: ` + harness.CommandGo + `, args: [out, done]`, says: "done\n",
+		fails: `image: ` + harness.CommandGo + `, args: [exit, "3"]`},
+	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1,
+		grace: 20, boots: harness.GuestTimeout, exec: true,
 		prints: `image: ` + harness.TinyEnds, says: "tick 00001"},
 }
 
 // containers returns the kind of Linux containers: on the node, or in machines if these are the default.
 func containers() kind {
-	k := kind{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, grace: 1, boots: kube.Timeout, exec: true,
+	k := kind{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, grace: 1, boots: kube.Timeout,
+		exec:   true,
 		prints: `image: BUSYBOX, command: [echo, done]`, says: "done\n", fails: `image: BUSYBOX, command: [sh, -c, exit 3]`}
 	if harness.DefaultHandler() != "" {
 		return inMachines(k)
@@ -95,7 +99,8 @@ func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kub
 // fill replaces the words RUNTIME, WEB, GRACE and RESOURCES in a text with the values of the kind, and BUSYBOX with the
 // busybox image.
 func (k kind) fill(text string) string {
-	return strings.NewReplacer("RUNTIME", k.runtimeClass(), "WEB", k.web, "GRACE", strconv.Itoa(k.grace), "RESOURCES", k.resources, "BUSYBOX", harness.Busybox).Replace(text)
+	return strings.NewReplacer("RUNTIME", k.runtimeClass(), "WEB", k.web, "GRACE", strconv.Itoa(k.grace), "RESOURCES", k.resources, "BUSYBOX",
+		harness.Busybox).Replace(text)
 }
 
 // deployment returns a Deployment "web" of the kind's web server, and its Service.

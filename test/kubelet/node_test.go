@@ -277,5 +277,6 @@ spec:
 // ended reports whether a pod and its container have ended. The kubelet ends a pod with the phase Failed, but changes it to
 // Succeeded if the container then ends with 0 before the API server knows the phase.
 func ended(p *corev1.Pod) bool {
-	return (p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded) && p.Status.ContainerStatuses[0].State.Terminated != nil
+	return (p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded) &&
+		p.Status.ContainerStatuses[0].State.Terminated != nil
 }

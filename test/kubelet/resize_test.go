@@ -126,7 +126,8 @@ func TestResizeRefused(t *testing.T) {
 		if k.name == "vm" {
 			impossible.memory = "192Mi"
 		}
-		n.Kubectl("patch", "pod", "sized", "--subresource", "resize", "--patch", `{"spec": {"containers": [{"name": "web", "resources": {"requests": {"memory": "1Ki"}}}]}}`)
+		n.Kubectl("patch", "pod", "sized", "--subresource", "resize", "--patch",
+			`{"spec": {"containers": [{"name": "web", "resources": {"requests": {"memory": "1Ki"}}}]}}`)
 		resize(n, impossible)
 		pod := n.WaitPod("sized", "was not resized", kube.Timeout, func(p *corev1.Pod) bool {
 			c := resizeCondition(p)

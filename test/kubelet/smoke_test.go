@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// TestSmoke is the only test of this package in `make test`. For each kind, and for containers in machines, it runs a Deployment with a Service, calls
-// the Service from the node and from a pod, checks the log and exec, and deletes the Deployment.
+// TestSmoke is the only test of this package in `make test`. For each kind, and for containers in machines, it runs a Deployment
+// with a Service, calls the Service from the node and from a pod, checks the log and exec, and deletes the Deployment.
 func TestSmoke(t *testing.T) {
 	all := kinds
 	if kinds[0].class == "" {

@@ -104,7 +104,8 @@ spec:
 		follow := startLog(t, n, "counter")
 		follow.await(n, lines[k.name])
 		follow.stop()
-		if last := n.Kubectl("logs", "counter", "--tail=1", "--timestamps"); strings.Count(last, "\n") != 1 || !regexp.MustCompile(`^\d{4}-\d\d-\d\dT`).MatchString(last) {
+		if last := n.Kubectl("logs", "counter", "--tail=1", "--timestamps"); strings.Count(last, "\n") != 1 ||
+			!regexp.MustCompile(`^\d{4}-\d\d-\d\dT`).MatchString(last) {
 			t.Errorf("kubectl logs --tail=1 --timestamps: got %q, want one line with a time", last)
 		}
 		attached := start(t, n.KubectlCommand("attach", "counter"))

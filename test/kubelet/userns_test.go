@@ -58,7 +58,8 @@ func TestUserNamespaces(t *testing.T) {
 		if len(users) != 2 {
 			t.Errorf("first user of the two pods: got %v for both, want different users", users)
 		}
-		_, _ = n.TryKubectl("exec", "first", "--", "sh", "-c", "kill 1") // fails if the kernel ends the shell, with the container, before it exits
+		// fails if the kernel ends the shell, with the container, before it exits
+		_, _ = n.TryKubectl("exec", "first", "--", "sh", "-c", "kill 1")
 		n.WaitPod("first", "was restarted", kube.Timeout, func(p *corev1.Pod) bool {
 			return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount == 1
 		})
@@ -75,7 +76,8 @@ func TestUserNamespaces(t *testing.T) {
 func checkUsers(t *testing.T, n *kube.Namespace, name string) int {
 	t.Helper()
 	first := firstUser(t, n, name)
-	owners := n.Kubectl("exec", name, "--", "stat", "-c", "%n %u:%g", "/", "/bin/sh", "/data/starts", "/memory/file", "/settings/color", "/settings/token", "/image/bin/sh", "/etc/hosts")
+	owners := n.Kubectl("exec", name, "--", "stat", "-c", "%n %u:%g", "/", "/bin/sh", "/data/starts", "/memory/file", "/settings/color",
+		"/settings/token", "/image/bin/sh", "/etc/hosts")
 	for line := range strings.Lines(owners) {
 		if !strings.HasSuffix(strings.TrimSpace(line), " 0:0") {
 			t.Errorf("owner of a file in %s: got %q, want the pod's root", name, line)

@@ -180,7 +180,8 @@ spec:
       runtimeClassName: RUNTIME
       terminationGracePeriodSeconds: 5
       containers:
-      - {name: c, ` + writes[k.name] + `, env: [{name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], volumeMounts: [{name: data, mountPath: /data}]}
+      - {name: c, ` + writes[k.name] +
+			`, env: [{name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], volumeMounts: [{name: data, mountPath: /data}]}
   volumeClaimTemplates:
   - metadata: {name: data}
     spec: {accessModes: [ReadWriteOnce], storageClassName: ` + n.Name + `, resources: {requests: {storage: 1Mi}}}
@@ -250,7 +251,8 @@ spec:
 		n.Kubectl("delete", "pod", name)
 		again := n.WaitReady(name, k.boots)
 		if again.UID == mirror.UID || again.Status.ContainerStatuses[0].ContainerID != mirror.Status.ContainerStatuses[0].ContainerID {
-			t.Errorf("mirror pod after the deletion: got %s, want a new mirror of the same container as %s", kube.Describe(again), kube.Describe(mirror))
+			t.Errorf("mirror pod after the deletion: got %s, want a new mirror of the same container as %s", kube.Describe(again),
+				kube.Describe(mirror))
 		}
 		if err := os.Remove(file); err != nil {
 			t.Fatal(err)

@@ -99,7 +99,8 @@ func fromPaho(p *paho.Publish) message {
 	m := message{
 		Topic: p.Topic, Payload: string(p.Payload), QoS: p.QoS, Retain: p.Retain,
 		ContentType: p.Properties.ContentType, ResponseTopic: p.Properties.ResponseTopic, Correlation: string(p.Properties.CorrelationData),
-		Expiry: value(p.Properties.MessageExpiry), UTF8: value(p.Properties.PayloadFormat) == 1, Identifier: value(p.Properties.SubscriptionIdentifier),
+		Expiry: value(p.Properties.MessageExpiry), UTF8: value(p.Properties.PayloadFormat) == 1,
+		Identifier: value(p.Properties.SubscriptionIdentifier),
 	}
 	for _, u := range p.Properties.User {
 		if m.User == nil {

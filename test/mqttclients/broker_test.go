@@ -66,7 +66,8 @@ func embedded(t testing.TB, webSocket bool) *server {
 func mosquittoServer(t testing.TB, webSocket bool) *server {
 	settings := "max_queued_messages 4096\nmax_inflight_messages 1024\n"
 	if webSocket {
-		settings += fmt.Sprintf("protocol websockets\nlistener 0 %s/socket\n", t.TempDir()) // mosquitto 2.0.11 does not start without another listener
+		// mosquitto 2.0.11 does not start without another listener
+		settings += fmt.Sprintf("protocol websockets\nlistener 0 %s/socket\n", t.TempDir())
 	}
 	m := mosquitto.New(t, settings)
 	return &server{port: portOf(t, m.Address), start: m.Start, stop: m.Stop}

@@ -113,8 +113,9 @@ func fromTool(line string) message {
 	}
 	p := m.Properties
 	return message{
-		Topic: m.Topic, Payload: m.Payload, QoS: m.QoS, Retain: m.Retain == 1, User: p.User, ContentType: p.ContentType, ResponseTopic: p.ResponseTopic,
-		Correlation: p.Correlation, Expiry: p.Expiry, UTF8: p.UTF8 == 1, Identifier: p.Identifier,
+		Topic: m.Topic, Payload: m.Payload, QoS: m.QoS, Retain: m.Retain == 1, User: p.User, ContentType: p.ContentType,
+		ResponseTopic: p.ResponseTopic,
+		Correlation:   p.Correlation, Expiry: p.Expiry, UTF8: p.UTF8 == 1, Identifier: p.Identifier,
 	}
 }
 

@@ -56,7 +56,8 @@ func TestProse(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The first two files list the phrases.
-		if name == "test/prose/prose_test.go" || name == "CONTRIBUTING.md" || strings.Contains(name, "/testdata/") || bytes.Contains(text, []byte("DO NOT EDIT")) {
+		if name == "test/prose/prose_test.go" || name == "CONTRIBUTING.md" || strings.Contains(name, "/testdata/") ||
+			bytes.Contains(text, []byte("DO NOT EDIT")) {
 			continue
 		}
 		for _, found := range check(name, text) {

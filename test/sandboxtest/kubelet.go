@@ -116,7 +116,8 @@ func (c client) eitherID() {
 		if s := c.podStatus(name); s.Id != pod {
 			c.Errorf("status of sandbox %s: got %v, want the ID %s", name, s, pod)
 		}
-		list, err := c.cri().ListContainers(c.ctx(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: name, PodSandboxId: name}})
+		list, err := c.cri().ListContainers(c.ctx(),
+			&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: name, PodSandboxId: name}})
 		c.must(err)
 		if len(list.Containers) != 1 || list.Containers[0].Id != id || list.Containers[0].PodSandboxId != pod {
 			c.Errorf("containers of %s: got %v, want only %s", name, list.Containers, id)

@@ -27,7 +27,8 @@ func (c client) resize() {
 	for what, res := range map[string]*runtimeapi.LinuxContainerResources{"period": {CpuPeriod: -5}, "memory": {MemoryLimitInBytes: -5}} {
 		c.wantCode(c.update(id, res), codes.InvalidArgument, "update of the container with a wrong "+what)
 	}
-	c.wantCode(c.updatePod(pod, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: -5}, nil), codes.InvalidArgument, "update of the pod with wrong memory")
+	c.wantCode(c.updatePod(pod, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: -5}, nil), codes.InvalidArgument,
+		"update of the pod with wrong memory")
 	c.wantCode(c.updatePod(unknown, nil, nil), codes.NotFound, "update of an unknown pod")
 	if c.Restart != nil {
 		c.Restart(c.T)
@@ -49,7 +50,8 @@ func (c client) update(id string, res *runtimeapi.LinuxContainerResources) error
 }
 
 func (c client) updatePod(id string, res, overhead *runtimeapi.LinuxContainerResources) error {
-	_, err := c.cri().UpdatePodSandboxResources(c.ctx(), &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: res, Overhead: overhead})
+	_, err := c.cri().UpdatePodSandboxResources(c.ctx(),
+		&runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: id, Resources: res, Overhead: overhead})
 	return err
 }
 

@@ -117,7 +117,8 @@ func (c client) container(name string, w Workload) *runtimeapi.ContainerConfig {
 }
 
 func (c client) tryCreate(pod string, podConfig *runtimeapi.PodSandboxConfig, config *runtimeapi.ContainerConfig) (string, error) {
-	resp, err := c.cri().CreateContainer(c.ctx(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: config, SandboxConfig: podConfig})
+	resp, err := c.cri().CreateContainer(c.ctx(),
+		&runtimeapi.CreateContainerRequest{PodSandboxId: pod, Config: config, SandboxConfig: podConfig})
 	return resp.GetContainerId(), err
 }
 

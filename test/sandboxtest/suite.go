@@ -55,18 +55,23 @@ func (c client) attributes() {
 	config.Annotations["suite.example/note"] = "ünïcode"
 	id := c.create(pod, podConfig, config)
 	p, s := c.podStatus(pod), c.status(id)
-	if !proto.Equal(p.Metadata, podConfig.Metadata) || !maps.Equal(p.Labels, podConfig.Labels) || !maps.Equal(p.Annotations, podConfig.Annotations) || p.CreatedAt == 0 || p.RuntimeHandler != c.Handler {
+	if !proto.Equal(p.Metadata, podConfig.Metadata) || !maps.Equal(p.Labels, podConfig.Labels) ||
+		!maps.Equal(p.Annotations, podConfig.Annotations) || p.CreatedAt == 0 || p.RuntimeHandler != c.Handler {
 		c.Errorf("pod status: got %v, want the attributes of %v", p, podConfig)
 	}
-	if !proto.Equal(s.Metadata, config.Metadata) || !maps.Equal(s.Labels, config.Labels) || !maps.Equal(s.Annotations, config.Annotations) || s.CreatedAt == 0 || s.ImageId == "" {
+	if !proto.Equal(s.Metadata, config.Metadata) || !maps.Equal(s.Labels, config.Labels) || !maps.Equal(s.Annotations, config.Annotations) ||
+		s.CreatedAt == 0 || s.ImageId == "" {
 		c.Errorf("container status: got %v, want the attributes of %v", s, config)
 	}
-	list, err := c.cri().ListContainers(c.ctx(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{PodSandboxId: pod, LabelSelector: config.Labels}})
+	list, err := c.cri().ListContainers(c.ctx(),
+		&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{PodSandboxId: pod, LabelSelector: config.Labels}})
 	c.must(err)
-	if len(list.Containers) != 1 || list.Containers[0].Id != id || list.Containers[0].PodSandboxId != pod || list.Containers[0].ImageId != s.ImageId {
+	if len(list.Containers) != 1 || list.Containers[0].Id != id || list.Containers[0].PodSandboxId != pod ||
+		list.Containers[0].ImageId != s.ImageId {
 		c.Errorf("list of containers: got %v, want only %s in pod %s", list.Containers, id, pod)
 	}
-	pods, err := c.cri().ListPodSandbox(c.ctx(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: podConfig.Labels}})
+	pods, err := c.cri().ListPodSandbox(c.ctx(),
+		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: podConfig.Labels}})
 	c.must(err)
 	if len(pods.Items) != 1 || pods.Items[0].Id != pod {
 		c.Errorf("list of pods: got %v, want only %s", pods.Items, pod)
@@ -107,8 +112,10 @@ func (c client) exits() {
 	if s.ExitCode != code || s.Reason != reason {
 		c.Errorf("end of the container: got exit code %d, reason %q; want %d, %q", s.ExitCode, s.Reason, code, reason)
 	}
-	if s.CreatedAt > s.StartedAt || s.StartedAt > s.FinishedAt || s.FinishedAt > time.Now().UnixNano() || s.StartedAt < before.Add(-time.Second).UnixNano() {
-		c.Errorf("times: got created %d, started %d, finished %d; want them in this order and not in the future", s.CreatedAt, s.StartedAt, s.FinishedAt)
+	if s.CreatedAt > s.StartedAt || s.StartedAt > s.FinishedAt || s.FinishedAt > time.Now().UnixNano() ||
+		s.StartedAt < before.Add(-time.Second).UnixNano() {
+		c.Errorf("times: got created %d, started %d, finished %d; want them in this order and not in the future", s.CreatedAt, s.StartedAt,
+			s.FinishedAt)
 	}
 	c.must(c.stop(id, 1))
 	if again := c.status(id); again.ExitCode != code || again.FinishedAt != s.FinishedAt {
@@ -127,7 +134,8 @@ func (c client) startFails() {
 		c.Fatal("StartContainer with a missing program succeeded, want an error")
 	}
 	s := c.status(id)
-	if s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != sandbox.ReasonStartError || s.ExitCode != sandbox.ExitStartError || s.Message == "" {
+	if s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != sandbox.ReasonStartError || s.ExitCode != sandbox.ExitStartError ||
+		s.Message == "" {
 		c.Errorf("status: got %v, want exited with StartError and a message", s)
 	}
 }
@@ -272,7 +280,8 @@ func (c client) retry() {
 	resp, err := c.cri().RunPodSandbox(c.ctx(), req)
 	c.must(err)
 	defer func() { c.must(c.removePod(resp.PodSandboxId)) }()
-	list, err := c.cri().ListPodSandbox(c.ctx(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: config.Labels}})
+	list, err := c.cri().ListPodSandbox(c.ctx(),
+		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{LabelSelector: config.Labels}})
 	c.must(err)
 	if len(list.Items) != 1 {
 		c.Errorf("pods after the repeated call: got %d, want 1", len(list.Items))

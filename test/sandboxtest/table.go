@@ -71,7 +71,8 @@ func (c client) cell(state node.State, call node.Call) {
 
 // bring creates a pod, and brings its container into the given state. If a unit pod has no container yet, the third
 // result is the pod's ID.
-func (c client) bring(state node.State) (pod string, podConfig *runtimeapi.PodSandboxConfig, id string, config *runtimeapi.ContainerConfig) {
+func (c client) bring(state node.State) (pod string, podConfig *runtimeapi.PodSandboxConfig, id string,
+	config *runtimeapi.ContainerConfig) {
 	c.Helper()
 	pod, podConfig = c.pod()
 	workload := Runs

@@ -70,7 +70,8 @@ func (s *soak) checkProcesses(containers []*runtimeapi.Container, pods []*runtim
 			continue
 		}
 		if n := at[c.Id]; (n > 0) != (c.State == running) {
-			errs = append(errs, fmt.Errorf("container %s %s: got state %s and %d processes, want processes only if it runs", c.Metadata.Name, c.Id, c.State, n))
+			errs = append(errs, fmt.Errorf("container %s %s: got state %s and %d processes, want processes only if it runs", c.Metadata.Name, c.Id,
+				c.State, n))
 		}
 		delete(at, c.Id)
 	}
@@ -103,7 +104,8 @@ func (s *soak) checkStatuses(containers []*runtimeapi.Container) error {
 		case running:
 			good = good && st.StartedAt >= st.CreatedAt && st.FinishedAt == 0 && st.ExitCode == 0 && st.Reason == ""
 		case exited:
-			good = good && st.StartedAt >= st.CreatedAt && st.FinishedAt >= st.StartedAt && (st.Reason == "Completed") == (st.ExitCode == 0) && st.Reason != ""
+			good = good && st.StartedAt >= st.CreatedAt && st.FinishedAt >= st.StartedAt && (st.Reason == "Completed") == (st.ExitCode == 0) &&
+				st.Reason != ""
 		default:
 			good = false
 		}

@@ -87,7 +87,8 @@ func (u *unit) attempt(n uint32) {
 	if u.kind == "spinner" {
 		config.Linux.Resources.CpuQuota, config.Linux.Resources.CpuPeriod = 10000, 100000
 	}
-	u.c = &container{kind: u.kind, pod: u.own, config: config, log: u.own.config.LogDirectory + "/" + config.LogPath, ends: what.end != "", lines: what.lines}
+	u.c = &container{kind: u.kind, pod: u.own, config: config, log: u.own.config.LogDirectory + "/" + config.LogPath, ends: what.end != "",
+		lines: what.lines}
 	u.madeAt = u.deathCount.Load()
 }
 
@@ -176,7 +177,8 @@ func (u *unit) order(call node.Call) {
 		verdict := node.Decide(true, s, call)
 		replaces := next && s == node.Stopped
 		switch refused := verdict == node.Refused && !replaces; {
-		case (s == node.Removed || s == node.Killed) && u.c.config.Metadata.Attempt > 0 && (call == node.StartContainer || call == node.StopContainer || call == node.RemoveContainer):
+		case (s == node.Removed || s == node.Killed) && u.c.config.Metadata.Attempt > 0 &&
+			(call == node.StartContainer || call == node.StopContainer || call == node.RemoveContainer):
 			can = append(can, s) // the pod's ID may have referred to a previous attempt
 		case refused != (err != nil):
 		case refused || verdict == node.Idempotent && !replaces:
@@ -211,7 +213,8 @@ func (u *unit) request(call node.Call) func(context.Context) error {
 		case node.CreateContainer:
 			u.c.id = id
 			var resp *runtimeapi.CreateContainerResponse
-			resp, err = u.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: id, Config: u.c.config, SandboxConfig: u.own.config})
+			resp, err = u.cri.CreateContainer(ctx,
+				&runtimeapi.CreateContainerRequest{PodSandboxId: id, Config: u.c.config, SandboxConfig: u.own.config})
 			if err == nil {
 				u.c.id = resp.ContainerId // because the pod's ID refers to a previous attempt once this one is removed
 			}

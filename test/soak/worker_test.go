@@ -259,7 +259,8 @@ func (w *worker) removePod(p *pod) {
 func (w *worker) update(c *container) {
 	w.do("UpdateContainerResources "+c.id, gone, func(ctx context.Context) error {
 		_, err := w.cri.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{
-			ContainerId: c.id, Linux: &runtimeapi.LinuxContainerResources{CpuShares: 2 + w.rng.Int64N(1024), CpuQuota: 50000 + w.rng.Int64N(100000), CpuPeriod: 100000},
+			ContainerId: c.id, Linux: &runtimeapi.LinuxContainerResources{CpuShares: 2 + w.rng.Int64N(1024), CpuQuota: 50000 + w.rng.Int64N(100000),
+				CpuPeriod: 100000},
 		})
 		return err
 	})
@@ -385,7 +386,8 @@ func (w *worker) look(p *pod) {
 			return err
 		},
 	}
-	names := []string{"PodSandboxStatus", "PodSandboxStats", "ListPodSandboxStats", "ListContainerStats", "ListContainers", "ListImages", "ImageFsInfo", "Status"}
+	names := []string{"PodSandboxStatus", "PodSandboxStats", "ListPodSandboxStats", "ListContainerStats", "ListContainers", "ListImages",
+		"ImageFsInfo", "Status"}
 	name := names[w.rng.IntN(len(names))]
 	w.do(name, gone, calls[name])
 }
@@ -422,6 +424,7 @@ func (w *worker) expect(c *container, want runtimeapi.ContainerState) {
 	case got.State == exited && want == running && c.ends:
 		c.state = exited
 	case got.State != want:
-		w.t.Errorf("%s state of container %s (%s): got %s (%s, %d, %s), want %s", clock(), c.id, c.kind, got.State, got.Reason, got.ExitCode, got.Message, want)
+		w.t.Errorf("%s state of container %s (%s): got %s (%s, %d, %s), want %s", clock(), c.id, c.kind, got.State, got.Reason, got.ExitCode,
+			got.Message, want)
 	}
 }

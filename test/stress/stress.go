@@ -83,7 +83,8 @@ func clients(methods []*Method, transports []Transport) []*client {
 					continue
 				}
 				all = append(all, &client{
-					Client: connect.NewClient[message, message](t.Client, m.Base[t.Name]+m.Procedure, append(options, connect.WithCodec(codec{}), connect.WithCompressMinBytes(compressFrom))...),
+					Client: connect.NewClient[message, message](t.Client, m.Base[t.Name]+m.Procedure,
+						append(options, connect.WithCodec(codec{}), connect.WithCompressMinBytes(compressFrom))...),
 					Method: m, name: protocol + "/" + t.Name + m.Procedure,
 				})
 			}

@@ -38,13 +38,15 @@ func runDRA(ctx context.Context, kubeconfig, root, node, device string) error {
 		return err
 	}
 	helper, err := kubeletplugin.Start(ctx, driver{node, device}, kubeletplugin.DriverName(draName), kubeletplugin.KubeClient(client),
-		kubeletplugin.NodeName(node), kubeletplugin.RegistrarDirectoryPath(filepath.Join(root, "plugins_registry")), kubeletplugin.PluginDataDirectoryPath(data))
+		kubeletplugin.NodeName(node), kubeletplugin.RegistrarDirectoryPath(filepath.Join(root, "plugins_registry")),
+		kubeletplugin.PluginDataDirectoryPath(data))
 	if err != nil {
 		return err
 	}
 	defer helper.Stop()
 	devices := []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: draDevice}}}}
-	if err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: {Slices: devices}}}); err != nil {
+	if err := helper.PublishResources(ctx,
+		resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: {Slices: devices}}}); err != nil {
 		return err
 	}
 	fmt.Println("published")
@@ -53,7 +55,8 @@ func runDRA(ctx context.Context, kubeconfig, root, node, device string) error {
 }
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin.
-func (d driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d driver) PrepareResourceClaims(_ context.Context,
+	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		name := string(claim.UID)

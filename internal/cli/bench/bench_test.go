@@ -96,7 +96,8 @@ func TestHelpersAreNewProcesses(t *testing.T) {
 
 func TestMarkdown(t *testing.T) {
 	report := func(name string, p50 float64) *Report {
-		return &Report{Runtime: name, Network: "CNI", ListPods: 3, ListUp: 1.25, ListDaemons: 60 << 20, Lists: []Figure{{Call: "ListPodSandbox", P50: p50}},
+		return &Report{Runtime: name, Network: "CNI", ListPods: 3, ListUp: 1.25, ListDaemons: 60 << 20,
+			Lists: []Figure{{Call: "ListPodSandbox", P50: p50}},
 			Rounds: []Round{{Parallel: 1, Pods: 30, PodsPerSecond: 5, Figures: []Figure{{Call: "RunPodSandbox", P50: p50, P95: 2 * p50}},
 				Memory: Memory{HelperPSS: 1 << 20, DaemonGrowth: 1 << 19, Helpers: map[string]int{"conmon": 30}}}}}
 	}

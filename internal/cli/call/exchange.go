@@ -39,7 +39,8 @@ type Metadata struct{ Header, Trailer metadata.MD }
 
 // Exchange makes a call: it sends all requests and passes each reply to the given function as it arrives. It returns the
 // metadata of a call that has ended with whatever status.
-func Exchange(ctx context.Context, c Client, m protoreflect.MethodDescriptor, header map[string]string, requests []proto.Message, reply func(proto.Message) error) (md Metadata, err error) {
+func Exchange(ctx context.Context, c Client, m protoreflect.MethodDescriptor, header map[string]string, requests []proto.Message,
+	reply func(proto.Message) error) (md Metadata, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s, err := c.Open(ctx, m, header)

@@ -82,7 +82,8 @@ func TestEachFault(t *testing.T) {
 	}{
 		{"not root", "root", "error", "uid 1000", func(_ *testing.T, h *Host) { h.UID = 1000 }},
 		{"old kernel", "kernel", "error", "openat2", func(t *testing.T, h *Host) { put(t, h.Proc+"/sys/kernel/osrelease", "4.19.0-3") }},
-		{"middling kernel", "kernel", "note", "recursive read-only", func(t *testing.T, h *Host) { put(t, h.Proc+"/sys/kernel/osrelease", "5.10.0") }},
+		{"middling kernel", "kernel", "note", "recursive read-only",
+			func(t *testing.T, h *Host) { put(t, h.Proc+"/sys/kernel/osrelease", "5.10.0") }},
 		{"strange kernel", "kernel", "note", "no version", func(t *testing.T, h *Host) { put(t, h.Proc+"/sys/kernel/osrelease", "next") }},
 		{"no procfs", "kernel", "error", "no such file", func(_ *testing.T, h *Host) { h.Proc = "/does/not/exist" }},
 		{"no pid namespaces", "namespaces", "error", "missing: pid", func(t *testing.T, h *Host) { drop(t, h.Proc+"/self/ns/pid") }},
@@ -122,27 +123,31 @@ func TestEachFault(t *testing.T) {
 		}},
 		{"large MTU", "MTU", "note", "9000", func(_ *testing.T, h *Host) { h.Config.Network.Default.MTU = 9000 }},
 		{"large MTU of a plugin", "MTU", "note", "9000", func(t *testing.T, h *Host) {
-			put(t, h.Config.Network.ConfDir+"/10-net.conflist", `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","mtu":9000},{"type":"portmap"}]}`)
+			put(t, h.Config.Network.ConfDir+"/10-net.conflist",
+				`{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","mtu":9000},{"type":"portmap"}]}`)
 		}},
 		{"default MTU of a plugin", "MTU", "note", "1500", func(t *testing.T, h *Host) {
 			h.UplinkMTU = func() (int, error) { return 1400, nil }
 			put(t, h.Config.Network.ConfDir+"/10-net.conf", `{"cniVersion":"1.0.0","name":"n","type":"ptp"}`)
 		}},
-		{"no netlink", "MTU", "note", "broken", func(_ *testing.T, h *Host) { h.UplinkMTU = func() (int, error) { return 0, errors.New("broken") } }},
+		{"no netlink", "MTU", "note", "broken",
+			func(_ *testing.T, h *Host) { h.UplinkMTU = func() (int, error) { return 0, errors.New("broken") } }},
 		{"unsynchronised clock", "clock", "note", "not synchronised", func(_ *testing.T, h *Host) {
 			h.Clock = func() (time.Time, bool) { return time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), false }
 		}},
 		{"clock of 1970", "clock", "error", "1970-01-01", func(_ *testing.T, h *Host) {
 			h.Clock = func() (time.Time, bool) { return time.Unix(0, 0), true }
 		}},
-		{"plugin missing", "CNI plugins", "error", "portmap not found", func(t *testing.T, h *Host) { drop(t, h.Config.Network.BinDirs[0]+"/portmap") }},
+		{"plugin missing", "CNI plugins", "error", "portmap not found",
+			func(t *testing.T, h *Host) { drop(t, h.Config.Network.BinDirs[0]+"/portmap") }},
 		{"plugin not executable", "CNI plugins", "error", "bridge not found", func(t *testing.T, h *Host) {
 			if err := os.Chmod(h.Config.Network.BinDirs[0]+"/bridge", 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}},
 		{"configuration names a plugin that is missing", "CNI plugins", "error", "tuning not found", func(t *testing.T, h *Host) {
-			put(t, h.Config.Network.ConfDir+"/10-net.conflist", `{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","ipam":{"type":"host-local"}},{"type":"tuning"}]}`)
+			put(t, h.Config.Network.ConfDir+"/10-net.conflist",
+				`{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","ipam":{"type":"host-local"}},{"type":"tuning"}]}`)
 		}},
 		{"configuration broken", "CNI configuration", "error", "10-net.conflist", func(t *testing.T, h *Host) {
 			put(t, h.Config.Network.ConfDir+"/10-net.conflist", `{"cniVersion`)

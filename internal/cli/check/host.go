@@ -61,7 +61,8 @@ func System(c *config.Config, forwarding func(context.Context) error) Host {
 
 // Findings runs all checks, in the order in which a person would fix the problems.
 func (h Host) Findings(ctx context.Context) []health.Finding {
-	findings := []health.Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx), h.forwarding(ctx)}
+	findings := []health.Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx),
+		h.forwarding(ctx)}
 	findings = append(findings, h.network()...)
 	return append(findings, h.nameServers(), h.clock())
 }
@@ -207,7 +208,8 @@ const (
 )
 
 func (h Host) files() health.Finding {
-	f := health.Finding{Subject: "open files", Required: true, Remedy: "raise the hard limit (LimitNOFILE= in the systemd unit, or ulimit -Hn)"}
+	f := health.Finding{Subject: "open files", Required: true,
+		Remedy: "raise the hard limit (LimitNOFILE= in the systemd unit, or ulimit -Hn)"}
 	limit, err := h.FileLimit()
 	if err != nil {
 		f.Detail = err.Error()
@@ -219,7 +221,8 @@ func (h Host) files() health.Finding {
 }
 
 func (h Host) loopback() health.Finding {
-	return health.Finding{Subject: "loopback", Required: true, OK: h.LoopbackUp(), Detail: "exec, attach and port-forward stream over " + h.Config.GRPC.StreamingAddress,
+	return health.Finding{Subject: "loopback", Required: true, OK: h.LoopbackUp(),
+		Detail: "exec, attach and port-forward stream over " + h.Config.GRPC.StreamingAddress,
 		Remedy: "`ip link set lo up`"}
 }
 
@@ -241,7 +244,8 @@ func (h Host) forwarding(ctx context.Context) health.Finding {
 }
 
 func (h Host) nameServers() health.Finding {
-	f := health.Finding{Subject: "name servers", Remedy: "name a server in " + sandbox.ResolvConf + " that is not on loopback, or set dnsConfig in the pods"}
+	f := health.Finding{Subject: "name servers",
+		Remedy: "name a server in " + sandbox.ResolvConf + " that is not on loopback, or set dnsConfig in the pods"}
 	dns, notice, err := h.DNS()
 	switch {
 	case err != nil:
@@ -304,7 +308,8 @@ func (h Host) mtu(pods int) health.Finding {
 }
 
 func (h Host) plugins(names []string) health.Finding {
-	f := health.Finding{Subject: "CNI plugins", Required: true, Remedy: "`apt-get install containernetworking-plugins`, or set network.bin_dirs"}
+	f := health.Finding{Subject: "CNI plugins", Required: true,
+		Remedy: "`apt-get install containernetworking-plugins`, or set network.bin_dirs"}
 	var lack []string
 	for _, name := range names {
 		found := slices.ContainsFunc(h.Config.Network.BinDirs, func(dir string) bool {
@@ -411,7 +416,8 @@ func tryNAT(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	c := exec.CommandContext(ctx, path, "-w", "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.0/24", "-m", "comment", "--comment", "trial", "-j", "MASQUERADE")
+	c := exec.CommandContext(ctx, path, "-w", "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.0/24", "-m", "comment", "--comment", "trial",
+		"-j", "MASQUERADE")
 	c.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
 	if out, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("iptables cannot add a NAT rule: %w: %s", err, oneLine(string(out)))

@@ -57,7 +57,8 @@ func (l *boundLanguage) generate(ctx context.Context, dir string, set *descripto
 }
 
 // generateBindings is generate for given services. It returns the tool that has written the bindings.
-func (l *boundLanguage) generateBindings(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet, services []string, progress io.Writer) (tool toolchain.Program, err error) {
+func (l *boundLanguage) generateBindings(ctx context.Context, dir string, set *descriptorpb.FileDescriptorSet, services []string,
+	progress io.Writer) (tool toolchain.Program, err error) {
 	if _, err := writeWIT(dir, set, services); err != nil {
 		return tool, err
 	}
@@ -114,7 +115,8 @@ func (p *boundProject) writeServer(dir, name, bindings string) error {
 		methods = append(methods, rpc{m.Desc})
 	}
 	return writeTemplates(dir, p.name, map[string]any{
-		"Name": name, "Crate": crateName(name), "Services": p.source.Services, "Methods": methods, "Server": server, "ServicesComment": servicesComment,
+		"Name": name, "Crate": crateName(name), "Services": p.source.Services, "Methods": methods, "Server": server,
+		"ServicesComment": servicesComment,
 	})
 }
 
@@ -167,7 +169,8 @@ func buildBindgen(ctx context.Context, source fs.FS, tools, root string) error {
 		return err
 	}
 	// By the compiler in PATH, because $RUSTC is for components.
-	if _, err := toolchain.Cargo.Run(ctx, work, []string{"RUSTC=rustc"}, nil, "install", "--quiet", "--locked", "--debug", "--root", "root", "--target-dir", "target", "--path", "source"); err != nil {
+	if _, err := toolchain.Cargo.Run(ctx, work, []string{"RUSTC=rustc"}, nil, "install", "--quiet", "--locked", "--debug", "--root", "root",
+		"--target-dir", "target", "--path", "source"); err != nil {
 		return err
 	}
 	if err := os.Rename(filepath.Join(work, "root"), root); err != nil && !exists(root, "bin") { // otherwise, another process was faster

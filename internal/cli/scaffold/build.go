@@ -57,8 +57,9 @@ func builderOf(dir string) *builder {
 // CanBuild reports whether Build builds a directory: a component in C, JavaScript, Python or Rust.
 func CanBuild(dir string) bool { return builderOf(dir) != nil }
 
-// Build builds the component of a directory, and writes what takes long to progress. It returns errdefs.ErrInvalidArgument with the build's output if that fails,
-// or if the directory does not say what the component serves, and errdefs.ErrUnavailable if there is no toolchain.
+// Build builds the component of a directory, and writes what takes long to progress. It returns errdefs.ErrInvalidArgument with
+// the build's output if that fails, or if the directory does not say what the component serves, and errdefs.ErrUnavailable if
+// there is no toolchain.
 func Build(ctx context.Context, dir string, progress io.Writer) (*Built, error) {
 	b := builderOf(dir)
 	services, err := b.services(dir)

@@ -68,7 +68,8 @@ func buildC(ctx context.Context, dir string, source *protosource.Result, service
 	}
 	defer os.RemoveAll(work)
 	module := filepath.Join(work, "module.wasm")
-	link := []string{"--target=wasm32-wasi", "-mexec-model=reactor", "-fuse-ld=" + clang.linker, "-o", module, filepath.Join(genDir, "server_component_type.o")}
+	link := []string{"--target=wasm32-wasi", "-mexec-model=reactor", "-fuse-ld=" + clang.linker, "-o", module,
+		filepath.Join(genDir, "server_component_type.o")}
 	for i, file := range append(files, filepath.Join(genDir, "server.c")) {
 		object := filepath.Join(work, strconv.Itoa(i)+".o")
 		args := []string{"@" + flagsFile, "-c", file, "-o", object}
@@ -143,7 +144,8 @@ func (c *clang) check(ctx context.Context, dir string) (missing string, err erro
 		return strings.TrimSpace(string(out))
 	}
 	major, _, _ := strings.Cut(ask("-dumpversion"), ".")
-	libc, builtins := ask("--target=wasm32-wasi", "-print-file-name=crt1-reactor.o"), ask("--target=wasm32-wasi", "--rtlib=compiler-rt", "-print-libgcc-file-name")
+	libc, builtins := ask("--target=wasm32-wasi", "-print-file-name=crt1-reactor.o"),
+		ask("--target=wasm32-wasi", "--rtlib=compiler-rt", "-print-libgcc-file-name")
 	c.linker = ask("-print-prog-name=wasm-ld") // for the host, whose tools have the same directory: for WASI, Debian's does not look there
 	if err != nil {
 		return "", err

@@ -25,12 +25,14 @@ func TestC(t *testing.T) {
 	if !CanBuild(out) {
 		t.Error("CanBuild: got false, want true")
 	}
-	wantText(t, out+"/tests.yaml", "method: shop.v1.Cart/Label\n  requests: [\"\", \"\"]\n  responses: [\"0\"]\n", "method: shop.v1.Cart/Any\n  requests: [null]\n  responses: [null]\n")
+	wantText(t, out+"/tests.yaml", "method: shop.v1.Cart/Label\n  requests: [\"\", \"\"]\n  responses: [\"0\"]\n",
+		"method: shop.v1.Cart/Any\n  requests: [null]\n  responses: [null]\n")
 	if _, err := writeWIT(out, p.source.Set, p.source.Services); err != nil {
 		t.Fatal(err)
 	}
 	wantText(t, out+"/wit/shop-v1.wit", "/// Lines of C continue after a\n    for: list<string>", "/// Add adds an item.\n")
-	if err := p.writeServer(out, "shop", ""); err == nil || !strings.Contains(err.Error(), "wit-bindgen declares no exports_proto_shop_v1_cart_add for shop.v1.Cart/Add") {
+	if err := p.writeServer(out, "shop", ""); err == nil ||
+		!strings.Contains(err.Error(), "wit-bindgen declares no exports_proto_shop_v1_cart_add for shop.v1.Cart/Add") {
 		t.Errorf("an empty header: got error %v", err)
 	}
 }

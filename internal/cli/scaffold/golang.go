@@ -70,7 +70,8 @@ func newGoCode(module string, set *descriptorpb.FileDescriptorSet) (*goCode, err
 			continue
 		}
 		if strings.ContainsAny(f.GetName(), ",=") {
-			return nil, fmt.Errorf("the name %q contains a comma or an equals sign, which protoc's plugins do not accept: %w", f.GetName(), errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("the name %q contains a comma or an equals sign, which protoc's plugins do not accept: %w", f.GetName(),
+				errdefs.ErrInvalidArgument)
 		}
 		c.own = append(c.own, f.GetName())
 		dir := path.Join("gen", strings.ReplaceAll(f.GetPackage(), ".", "/"))

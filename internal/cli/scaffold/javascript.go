@@ -71,7 +71,8 @@ func newJSProject(source *protosource.Result) (*jsProject, error) {
 			m.Function, m.Echo = functionName(string(m.Name())), m.Input() == m.Output()
 			m.Comment = commentLines(m.MethodDescriptor)
 			if other, taken := functions[m.Function]; taken {
-				return nil, fmt.Errorf("the methods %s and %s of %s have the same name in JavaScript, %s: %w", other, m.Name(), name, m.Function, errdefs.ErrInvalidArgument)
+				return nil, fmt.Errorf("the methods %s and %s of %s have the same name in JavaScript, %s: %w", other, m.Name(), name, m.Function,
+					errdefs.ErrInvalidArgument)
 			}
 			functions[m.Function] = m.Name()
 			s.Methods = append(s.Methods, m)
@@ -140,7 +141,8 @@ func generateJS(ctx context.Context, dir string, set *descriptorpb.FileDescripto
 		return err
 	}
 	gen := filepath.Join(dir, "gen")
-	out, err := toolchain.Node.Run(ctx, dir, nil, bytes.NewReader(request), filepath.Join("node_modules", "@bufbuild", "protoc-gen-es", "bin", "protoc-gen-es"))
+	out, err := toolchain.Node.Run(ctx, dir, nil, bytes.NewReader(request),
+		filepath.Join("node_modules", "@bufbuild", "protoc-gen-es", "bin", "protoc-gen-es"))
 	if err != nil {
 		return err
 	}

@@ -132,7 +132,8 @@ func installPython(ctx context.Context, dir string) error {
 	if _, err := toolchain.Python.Run(ctx, dir, nil, nil, args...); err != nil {
 		return err
 	}
-	if _, err := environmentProgram("pip").Run(ctx, dir, nil, nil, "install", "--quiet", "--disable-pip-version-check", "--no-input", "--require-hashes", "--requirement", requirementsFile); err != nil {
+	if _, err := environmentProgram("pip").Run(ctx, dir, nil, nil, "install", "--quiet", "--disable-pip-version-check", "--no-input",
+		"--require-hashes", "--requirement", requirementsFile); err != nil {
 		return err
 	}
 	return os.WriteFile(installed, want, 0o644)

@@ -82,7 +82,8 @@ func TestPython(t *testing.T) {
 		t.Errorf("flags: got %q, want %q", p.names.flags, wantFlags)
 	}
 	if !CanBuild(out) || CanBuild(filepath.Join(out, "wit")) {
-		t.Errorf("CanBuild: got %v for the directory and %v for another one, want true and false", CanBuild(out), CanBuild(filepath.Join(out, "wit")))
+		t.Errorf("CanBuild: got %v for the directory and %v for another one, want true and false", CanBuild(out),
+			CanBuild(filepath.Join(out, "wit")))
 	}
 }
 

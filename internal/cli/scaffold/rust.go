@@ -53,7 +53,8 @@ func buildRust(ctx context.Context, dir string, source *protosource.Result, serv
 	if err != nil {
 		return err
 	}
-	if _, err := rust.cargo.Run(ctx, dir, []string{"RUSTC=" + rust.compiler}, nil, "build", "--quiet", "--release", "--target", rust.target, "--target-dir", "target"); err != nil {
+	if _, err := rust.cargo.Run(ctx, dir, []string{"RUSTC=" + rust.compiler}, nil, "build", "--quiet", "--release", "--target", rust.target,
+		"--target-dir", "target"); err != nil {
 		return err
 	}
 	_, err = tool.Run(ctx, dir, nil, nil, "component", filepath.Join("target", rust.target, "release", "server.wasm"), componentFile)

@@ -143,12 +143,14 @@ func (r *rustMethod) sent(w *protowit.Stream, bindings string) (string, error) {
 	if !r.Echo {
 		message = "Default::default()"
 	}
-	imported := regexp.MustCompile(`wasm_import_module = "` + w.Interface + `"\)\]\s*extern "C" \{\s*#\[link_name = "\[method\]` + w.Resource + `\.send"`).FindStringIndex(bindings)
+	imported := regexp.MustCompile(`wasm_import_module = "` + w.Interface + `"\)\]\s*extern "C" \{\s*#\[link_name = "\[method\]` + w.Resource +
+		`\.send"`).FindStringIndex(bindings)
 	if imported == nil {
 		return "", fmt.Errorf("wit-bindgen imports no %s for %s", w.Resource, r.Procedure())
 	}
 	before := bindings[:imported[0]]
-	found := regexp.MustCompile(`^pub fn send\(\s*&self,\s*message: (&?)(\[|str\b)?`).FindStringSubmatch(before[max(0, strings.LastIndex(before, "pub fn send(")):])
+	found := regexp.MustCompile(`^pub fn send\(\s*&self,\s*message: (&?)(\[|str\b)?`).FindStringSubmatch(before[max(0,
+		strings.LastIndex(before, "pub fn send(")):])
 	switch {
 	case found == nil:
 		return "", fmt.Errorf("wit-bindgen declares no send of %s for %s", w.Resource, r.Procedure())

@@ -30,7 +30,8 @@ func TestRust(t *testing.T) {
 		t.Errorf("services of src/lib.rs: got %v, error %v", services, err)
 	}
 	if !CanBuild(out) || CanBuild(filepath.Join(out, "src")) {
-		t.Errorf("CanBuild: got %v for the directory and %v for another one, want true and false", CanBuild(out), CanBuild(filepath.Join(out, "src")))
+		t.Errorf("CanBuild: got %v for the directory and %v for another one, want true and false", CanBuild(out),
+			CanBuild(filepath.Join(out, "src")))
 	}
 	for without, want := range map[string]string{
 		"cart::__export_proto_shop_v1_cart_cabi!": "wit-bindgen exports no proto:shop-v1/cart",
@@ -71,13 +72,15 @@ func TestFindRust(t *testing.T) {
 	}
 	refused := func(what string) {
 		t.Helper()
-		if _, err := findRust(t.Context(), path, names); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "rustup target add wasm32-wasip1") {
+		if _, err := findRust(t.Context(), path, names); !errdefs.IsUnavailable(err) ||
+			!strings.Contains(err.Error(), "rustup target add wasm32-wasip1") {
 			t.Errorf("%s: got error %v, want ErrUnavailable with what to install", what, err)
 		}
 	}
 	found := func(compiler, target, cargo string) {
 		t.Helper()
-		if r, err := findRust(t.Context(), path, names); err != nil || r.compiler != filepath.Join(path, compiler) || r.target != target || r.cargo.Name() != cargo {
+		if r, err := findRust(t.Context(), path, names); err != nil || r.compiler != filepath.Join(path, compiler) || r.target != target ||
+			r.cargo.Name() != cargo {
 			t.Errorf("got %+v, error %v; want %s for %s with %s", r, err, compiler, target, cargo)
 		}
 	}

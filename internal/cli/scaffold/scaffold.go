@@ -251,7 +251,8 @@ func checkOptions(o *Options) (name string, err error) {
 	}
 	name = filepath.Base(o.Dir)
 	if !componentName().MatchString(name) {
-		return "", fmt.Errorf("the name %q is not of lower-case letters, digits, and single - or . between them: %w", name, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("the name %q is not of lower-case letters, digits, and single - or . between them: %w", name,
+			errdefs.ErrInvalidArgument)
 	}
 	if _, err := os.Lstat(o.Dir); err == nil {
 		return "", fmt.Errorf("%s exists: %w", o.Dir, errdefs.ErrAlreadyExists)
@@ -281,7 +282,8 @@ func checkOptions(o *Options) (name string, err error) {
 	}
 	text, err := os.ReadFile(filepath.Join(o.SDK, "go.mod"))
 	if err != nil || !strings.HasPrefix(string(text), "module "+SDKModule+"\n") {
-		return "", fmt.Errorf("--sdk %s is not a directory with the module %s (sdk/go in a clone of Tripod): %w", o.SDK, SDKModule, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("--sdk %s is not a directory with the module %s (sdk/go in a clone of Tripod): %w", o.SDK, SDKModule,
+			errdefs.ErrInvalidArgument)
 	}
 	return name, nil
 }

@@ -76,7 +76,8 @@ func read(t *testing.T, path string) string {
 // TestNew: the server compiles (New checks it) with a method and a case for each rpc, and so does the code that is
 // generated again after a change.
 func TestNew(t *testing.T) {
-	dir := protos(t, map[string]string{"shop.proto": shop, "lib/common.proto": `syntax = "proto3"; package lib; message Item { string name = 1; } service Unwanted { rpc M(Item) returns (Item); }`})
+	dir := protos(t, map[string]string{"shop.proto": shop,
+		"lib/common.proto": `syntax = "proto3"; package lib; message Item { string name = 1; } service Unwanted { rpc M(Item) returns (Item); }`})
 	parent := t.TempDir()
 	write(t, parent+"/go.work", "go 1.26\n") // somebody's workspace
 	out := filepath.Join(parent, "below", "cart-2")
@@ -123,7 +124,8 @@ func TestNewNames(t *testing.T) {
 		"c.proto":     `syntax = "proto2"; package go.func.v2; service Main { rpc Watch(M) returns (stream M); } message M {}`,
 	})
 	err := New(t.Context(), Options{
-		Dir: filepath.Join(t.TempDir(), "names"), Protos: []string{dir + "/a.proto", dir + "/b/log.proto", dir + "/c.proto"}, ImportPaths: []string{dir}, SDK: sdk, Module: "shop.example/x/y",
+		Dir: filepath.Join(t.TempDir(), "names"), Protos: []string{dir + "/a.proto", dir + "/b/log.proto", dir + "/c.proto"},
+		ImportPaths: []string{dir}, SDK: sdk, Module: "shop.example/x/y",
 	})
 	if err != nil {
 		t.Error(err)
@@ -132,7 +134,8 @@ func TestNewNames(t *testing.T) {
 
 // TestNewRefused: a refusal says why and leaves nothing behind.
 func TestNewRefused(t *testing.T) {
-	dir := protos(t, map[string]string{"shop.proto": `syntax = "proto3"; service S { rpc M(A) returns (A); } message A {}`, "none.proto": `syntax = "proto3";`, "bad.proto": "no"})
+	dir := protos(t, map[string]string{"shop.proto": `syntax = "proto3"; service S { rpc M(A) returns (A); } message A {}`,
+		"none.proto": `syntax = "proto3";`, "bad.proto": "no"})
 	parent := t.TempDir()
 	existing := filepath.Join(parent, "existing")
 	if err := os.Mkdir(existing, 0o755); err != nil {
@@ -233,8 +236,10 @@ message M {}`, "same.proto": `syntax = "proto3"; service S { rpc Get(M) returns 
 // TestEmptyJSON: messages without content have the forms of protobuf's JSON, which are not always objects.
 func TestEmptyJSON(t *testing.T) {
 	for want, messages := range map[string][]proto.Message{
-		`""`: {&wrapperspb.StringValue{}, &wrapperspb.BytesValue{}}, `"0"`: {&wrapperspb.Int64Value{}}, "0": {&wrapperspb.DoubleValue{}}, "false": {&wrapperspb.BoolValue{}},
-		`"0s"`: {&durationpb.Duration{}}, "{}": {&emptypb.Empty{}, &structpb.Struct{}, &descriptorpb.UninterpretedOption_NamePart{}}, "[]": {&structpb.ListValue{}}, "null": {&structpb.Value{}},
+		`""`: {&wrapperspb.StringValue{}, &wrapperspb.BytesValue{}}, `"0"`: {&wrapperspb.Int64Value{}}, "0": {&wrapperspb.DoubleValue{}},
+		"false": {&wrapperspb.BoolValue{}},
+		`"0s"`:  {&durationpb.Duration{}}, "{}": {&emptypb.Empty{}, &structpb.Struct{}, &descriptorpb.UninterpretedOption_NamePart{}},
+		"[]": {&structpb.ListValue{}}, "null": {&structpb.Value{}},
 	} {
 		for _, m := range messages {
 			if got := emptyJSON(m.ProtoReflect().Descriptor()); got != want {

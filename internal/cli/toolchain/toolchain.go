@@ -31,7 +31,8 @@ var (
 	NPM  = Program{"npm", "components in JavaScript need Node.js 20 or later with npm in PATH"}
 
 	Python = Program{"python3", "components in Python need Python 3.11 or later (python3) in PATH"}
-	Cargo  = Program{"cargo", "components in C and Rust need Rust 1.88 or later with cargo in PATH (https://rustup.rs), which builds wit-bindgen"}
+	Cargo  = Program{"cargo",
+		"components in C and Rust need Rust 1.88 or later with cargo in PATH (https://rustup.rs), which builds wit-bindgen"}
 )
 
 // At returns a program by its absolute path, or by that below the directory in which it runs.

@@ -51,7 +51,8 @@ func Run(ctx context.Context, wasm []byte) (*Description, error) {
 
 func run(parent context.Context, wasm []byte, timeout time.Duration) (*Description, error) {
 	ctx, cancel := context.WithTimeoutCause(parent, timeout,
-		fmt.Errorf("the guest did not describe its services within %v; does its main reach tripodgrpc.Serve?: %w", timeout, context.DeadlineExceeded))
+		fmt.Errorf("the guest did not describe its services within %v; does its main reach tripodgrpc.Serve?: %w", timeout,
+			context.DeadlineExceeded))
 	defer cancel()
 	// The guest runs for milliseconds, so interpreting it is faster than compiling it.
 	config := wazero.NewRuntimeConfigInterpreter().WithCloseOnContextDone(true).WithMemoryLimitPages(maxMemory / wasmPageSize)

@@ -38,7 +38,8 @@ func buildWith(t *testing.T, declarations, main string) []byte {
 	}
 	const module = "github.com/tripod-run/tripod/sdk/go"
 	for name, text := range map[string]string{
-		"go.mod":  strings.Replace(string(mod), module, "example.com/guest", 1) + "\nrequire " + module + " v0.0.0\nreplace " + module + " => " + root + "\n",
+		"go.mod": strings.Replace(string(mod), module, "example.com/guest", 1) + "\nrequire " + module + " v0.0.0\nreplace " + module + " => " +
+			root + "\n",
 		"go.sum":  string(sum),
 		"main.go": "package main\n\nimport (\n\t\"context\"\n\tcrand \"crypto/rand\"\n\t\"fmt\"\n\t\"math/rand/v2\"\n\t\"os\"\n\t\"time\"\n\n\tpb \"google.golang.org/grpc/interop/grpc_testing\"\n\n\ttripodgrpc \"" + module + "\"\n)\n\nvar _ context.Context\n\nvar _, _, _, _, _, _ = os.Exit, time.Sleep, pb.RegisterTestServiceServer, crand.Text, fmt.Sprint, rand.Uint64\n\nvar server = tripodgrpc.NewServer()\n\n" + declarations + "\n\nfunc main() {\n" + main + "\n}\n",
 	} {
@@ -103,15 +104,17 @@ func TestRunMalformed(t *testing.T) {
 		"services out of bounds": {"\x41\x10", "\x00\x00\x00\x00\x00\x00\xff\x7f\x01\x00\x00\x00", "out of bounds"},
 		"endless services":       {"\x41\x10", "\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\x1f", "limit 1000"},
 		"endless files":          {"\x41\x10", "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff", "limit"},
-		"no services":            {"\x41\x10", "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", "names no services"},
-		"error out of bounds":    {"\x41\x10", "\x01\x00\x00\x00\x00\x00\xff\x7f\x01\x00\x00\x00", "out of bounds"},
-		"trap":                   {"\x00", "", "unreachable"},
+		"no services": {"\x41\x10", "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+			"names no services"},
+		"error out of bounds": {"\x41\x10", "\x01\x00\x00\x00\x00\x00\xff\x7f\x01\x00\x00\x00", "out of bounds"},
+		"trap":                {"\x00", "", "unreachable"},
 	} {
 		section := func(id byte, content string) string { return string([]byte{id, byte(len(content))}) + content }
 		code := "\x00" + c.body + "\x0b"
 		data := "\x00\x41\x10\x0b" + string(rune(len(c.data))) + c.data
 		module := "\x00asm\x01\x00\x00\x00" + section(1, "\x01\x60\x00\x01\x7f") + section(3, "\x01\x00") + section(5, "\x01\x00\x01") +
-			section(7, "\x02\x06memory\x02\x00"+string(rune(len(name)))+name+"\x00\x00") + section(10, "\x01"+string(rune(len(code)))+code) + section(11, "\x01"+data)
+			section(7, "\x02\x06memory\x02\x00"+string(rune(len(name)))+name+"\x00\x00") + section(10, "\x01"+string(rune(len(code)))+code) +
+			section(11, "\x01"+data)
 		if _, err := Run(t.Context(), []byte(module)); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: error %v; want %q", what, err, c.want)
 		}

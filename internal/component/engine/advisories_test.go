@@ -175,7 +175,8 @@ func TestFaultW9Loads(t *testing.T) {
 	var copysign, splat bin
 	load(load(&copysign)).u8(0xa6, 0xbd, 0xa7)             // f64.copysign, reinterpreted, its lower half
 	load(&splat).u8(0xfd, 0x14, 0xfd, 0x21, 1, 0xbd, 0xa7) // f64x2.splat, lane 1
-	m := coreMod{funcs: []coreFn{{name: "copysign", params: 1, results: 1, body: copysign}, {name: "splat", params: 1, results: 1, body: splat}}}
+	m := coreMod{funcs: []coreFn{{name: "copysign", params: 1, results: 1, body: copysign},
+		{name: "splat", params: 1, results: 1, body: splat}}}
 	c := guest(t, testEngine(t), wrapped(m, map[string]signature{"copysign": sig, "splat": sig}, "", signature{}), Host{})
 	for _, name := range []string{"copysign", "splat"} {
 		f, err := c.Func(Signature{Name: name, Params: sig.params, Result: sig.result})

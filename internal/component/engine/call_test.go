@@ -93,7 +93,8 @@ func TestResources(t *testing.T) {
 			}
 		}
 		var trap *Trap
-		if out, err := i.Call(t.Context(), bound(t, "keep"), u32s(h.put(77)), nil); !errors.As(err, &trap) || !strings.Contains(trap.Message, "borrow") || i.Alive() {
+		if out, err := i.Call(t.Context(), bound(t, "keep"), u32s(h.put(77)), nil); !errors.As(err, &trap) ||
+			!strings.Contains(trap.Message, "borrow") || i.Alive() {
 			t.Errorf("keep of a borrowed handle = %x, %v, want a Trap that says so; Alive() = %v, want false", out, err, i.Alive())
 		}
 	})

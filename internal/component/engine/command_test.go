@@ -56,7 +56,8 @@ func TestCommand(t *testing.T) {
 			})
 			code, err := i.Run(t.Context())
 			if err != nil || code != k.code || out.String() != k.out {
-				t.Errorf("%v, %d directories: Run = %d, %v, output of %d bytes %.60q; want %d, %.60q", k.args, len(dirs), code, err, out.Len(), out.String(), k.code, k.out)
+				t.Errorf("%v, %d directories: Run = %d, %v, output of %d bytes %.60q; want %d, %.60q", k.args, len(dirs), code, err, out.Len(),
+					out.String(), k.code, k.out)
 			}
 			if _, err := i.Run(t.Context()); !errors.Is(err, ErrDead) {
 				t.Errorf("%v: second Run: error %v, want ErrDead", k.args, err)

@@ -231,7 +231,8 @@ func FuzzParseBinary(f *testing.F) {
 func TestCoreOnlyImage(t *testing.T) {
 	e := testEngine(t)
 	compiled := func(both bool) *image {
-		raw, err := e.Compile(context.Background(), read(t, "guest.wasm"), CompileOptions{Provided: func(string) bool { return true }, Both: both})
+		raw, err := e.Compile(context.Background(), read(t, "guest.wasm"),
+			CompileOptions{Provided: func(string) bool { return true }, Both: both})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -243,7 +244,8 @@ func TestCoreOnlyImage(t *testing.T) {
 	}
 	whole, core := compiled(true), compiled(false)
 	if len(core.component) != 0 || len(core.module) == 0 || !bytes.Equal(core.module, whole.module) {
-		t.Errorf("code of the core path: got %d bytes of a component and %d of a module, want 0 and the %d of the other image", len(core.component), len(core.module), len(whole.module))
+		t.Errorf("code of the core path: got %d bytes of a component and %d of a module, want 0 and the %d of the other image",
+			len(core.component), len(core.module), len(whole.module))
 	}
 	if !reflect.DeepEqual(core.inspection, whole.inspection) {
 		t.Errorf("inspection of the skeleton: got %+v, want %+v", core.inspection, whole.inspection)

@@ -29,7 +29,8 @@ func TestCrate(t *testing.T) {
 		}
 	}
 	slices.Sort(features)
-	want := []string{"ADDR2LINE", "ASYNC", "COMPONENT_MODEL", "CRANELIFT", "DEMANGLE", "DISABLE_LOGGING", "PARALLEL_COMPILATION", "POOLING_ALLOCATOR", "WASI", "WINCH"}
+	want := []string{"ADDR2LINE", "ASYNC", "COMPONENT_MODEL", "CRANELIFT", "DEMANGLE", "DISABLE_LOGGING", "PARALLEL_COMPILATION",
+		"POOLING_ALLOCATOR", "WASI", "WINCH"}
 	if !slices.Equal(features, want) {
 		t.Errorf("features of build/engine: %v, want %v", features, want)
 	}

@@ -96,7 +96,8 @@ func TestCrowdedModules(t *testing.T) {
 		"too many elements":  {crowded: crowded{elements: 101_000}, refused: "limit"},
 		"segments":           {crowded: crowded{segments: 99_000}, charged: 12 * 99_000},
 		"too many segments":  {crowded: crowded{segments: 101_000}, refused: "too many"},
-		"everything": {crowded: crowded{types: 500, functions: 5_000, tables: maxTables, globals: 100_000, exports: 50_000, elements: 50_000, segments: 50_000},
+		"everything": {crowded: crowded{types: 500, functions: 5_000, tables: maxTables, globals: 100_000, exports: 50_000, elements: 50_000,
+			segments: 50_000},
 			charged: 32*5_000 + 16*100_000 + 16*50_000 + 12*50_000},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -27,8 +27,8 @@
 //     functions. To yield, its thread is scheduled as SCHED_IDLE. If the process has no permission to undo SCHED_IDLE,
 //     the thread instead sleeps whenever other threads want the processor.
 //   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls per call. An
-//     [Account] sums memory over several instances, with what they take beside it. It also holds their CPU quota, and limits their open files, their
-//     resources and the bytes that the host keeps for them.
+//     [Account] sums memory over several instances, with what they take beside it. It also holds their CPU quota, and limits
+//     their open files, their resources and the bytes that the host keeps for them.
 //   - stack: 512 KiB; deeper recursion traps.
 //
 // # WASI

@@ -215,7 +215,8 @@ func (e *Engine) compileCore(ctx context.Context, m wasmbin.Module, opts Compile
 		img.World, img.Start = WorldCommand, true
 		return e.compileCommand(ctx, m, img)
 	}
-	return invalid("the core module exports neither _start nor %s.0: it is neither a component nor a WASI preview 1 command nor a gRPC server", rawHandler)
+	return invalid("the core module exports neither _start nor %s.0: it is neither a component nor a WASI preview 1 command nor a gRPC server",
+		rawHandler)
 }
 
 // compileCommand compiles a core module that is a preview 1 command.
@@ -386,7 +387,8 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 }
 
 // inspectComponent compiles a component, or its skeleton, describes it in img, and returns the serialized code.
-func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin.Binary, plan planned, opts CompileOptions, img *image) ([]byte, error) {
+func (e *Engine) inspectComponent(ctx context.Context, wasm []byte, bin *wasmbin.Binary, plan planned, opts CompileOptions,
+	img *image) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

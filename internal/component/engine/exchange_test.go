@@ -23,10 +23,12 @@ func TestExchange(t *testing.T) {
 		}
 	}
 	done := &wit.Type{Kind: wit.Result, Err: tStr}
-	received := &wit.Type{Kind: wit.Result, Err: tStr, Ok: &wit.Type{Kind: wit.Variant, Name: "received", Cases: []wit.Case{{Name: "message", Type: tU32}, {Name: "end"}}}}
+	received := &wit.Type{Kind: wit.Result, Err: tStr,
+		Ok: &wit.Type{Kind: wit.Variant, Name: "received", Cases: []wit.Case{{Name: "message", Type: tU32}, {Name: "end"}}}}
 	opts := rawOptions()
 	opts.ModuleHost.Funcs = []HostFunc{
-		{Interface: iface, Name: "receive", Params: []*wit.Type{tBool}, Result: received, Role: RoleReceive, Call: note("receive", u32s(0, 0, 4))},
+		{Interface: iface, Name: "receive", Params: []*wit.Type{tBool}, Result: received, Role: RoleReceive,
+			Call: note("receive", u32s(0, 0, 4))},
 		{Interface: iface, Name: "take", Result: tBytes, Role: RoleTake, Call: note("take", wit.AppendBytes(nil, []byte("host")))},
 		{Interface: iface, Name: "send", Params: []*wit.Type{tBytes}, Result: done, Role: RoleSend, Call: note("send", u32s(0))},
 	}
@@ -36,8 +38,9 @@ func TestExchange(t *testing.T) {
 	body.u8(0x03, 0x40).i32(120).u8(0x28, 2, 0).i32(124).u8(0x28, 2, 0).i32(140).u8(0x10, 2) // loop: send(message)
 	body.u8(0x20, 0).i32(1).u8(0x6b, 0x22, 0, 0x0d, 0, 0x0b).i32(108).u8(0x28, 2, 0)         // while --p0 > 0; the size
 	c, f := loadedServer(t, coreMod{
-		imports: []coreFn{{module: iface, name: "receive", params: 2}, {module: iface, name: "take", params: 1}, {module: iface, name: "send", params: 3}},
-		funcs:   []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}},
+		imports: []coreFn{{module: iface, name: "receive", params: 2}, {module: iface, name: "take", params: 1},
+			{module: iface, name: "send", params: 3}},
+		funcs: []coreFn{{name: rawHandler + ".0#handle", params: 1, results: 1, body: body}},
 	}, opts)
 	i := instance(t, c, InstanceOptions{})
 	sent := func(m []byte) { log = append(log, "sent "+string(m)) }

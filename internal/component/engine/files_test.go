@@ -99,7 +99,8 @@ func openFiles(t *testing.T) int {
 // TestTrailingSlashes: a path with a slash at its end means a directory, as on Linux.
 func TestTrailingSlashes(t *testing.T) {
 	var out bytes.Buffer
-	i := instance(t, command(t), InstanceOptions{Args: []string{"prog", "slashes"}, Stdout: &out, Preopens: []Preopen{{Path: t.TempDir(), Guest: "/data"}}})
+	i := instance(t, command(t),
+		InstanceOptions{Args: []string{"prog", "slashes"}, Stdout: &out, Preopens: []Preopen{{Path: t.TempDir(), Guest: "/data"}}})
 	if code, err := i.Run(t.Context()); err != nil || code != 0 {
 		t.Fatal(code, err)
 	}
@@ -143,7 +144,8 @@ func TestFaultW7Pipes(t *testing.T) {
 	for _, args := range [][]string{{"read", "/data/pipe"}, {"read", "/data/link"}, {"write", "/data/pipe", "words"}} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		a := NewAccount(0)
-		i := instance(t, command(t), InstanceOptions{Args: append([]string{"prog"}, args...), Preopens: []Preopen{{Path: dir, Guest: "/data"}}, Account: a})
+		i := instance(t, command(t),
+			InstanceOptions{Args: append([]string{"prog"}, args...), Preopens: []Preopen{{Path: dir, Guest: "/data"}}, Account: a})
 		code, err := i.Run(ctx)
 		cancel()
 		if code != 9 || err != nil {
@@ -215,7 +217,8 @@ func TestNamesThatAreNotUTF8(t *testing.T) {
 				var out, log bytes.Buffer
 				a := NewAccount(0)
 				i := instance(t, c, InstanceOptions{
-					Args: []string{"prog", "ls", "/data/below"}, Stdout: &out, Stderr: &log, Account: a, Preopens: []Preopen{{Path: host, Guest: guest, ReadOnly: true}},
+					Args: []string{"prog", "ls", "/data/below"}, Stdout: &out, Stderr: &log, Account: a,
+					Preopens: []Preopen{{Path: host, Guest: guest, ReadOnly: true}},
 				})
 				if code, err := i.Run(t.Context()); err != nil || code != 0 || out.String() != lists[library] || log.String() != logged {
 					t.Errorf("%s, preopened %s: Run = %d, %v; output %.200q, log %q", library, guest, code, err, out.String(), log.String())

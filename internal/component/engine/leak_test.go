@@ -54,7 +54,8 @@ func TestNothingLeaks(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if n%16 == 0 && call(fresh, []string{"bad", "trap", "fail"}[n/16%3], [][]byte{u32s(1), u32s(0), wit.AppendString(nil, "no")}[n/16%3]) == nil {
+			if n%16 == 0 && call(fresh, []string{"bad", "trap", "fail"}[n/16%3],
+				[][]byte{u32s(1), u32s(0), wit.AppendString(nil, "no")}[n/16%3]) == nil {
 				t.Fatal("the call of a bad guest succeeded")
 			}
 			clear(h.numbers)

@@ -172,7 +172,8 @@ func TestAccountMemory(t *testing.T) {
 	if _, err := one.Call(t.Context(), bound(t, "touch"), u32s(12), nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := two.Call(t.Context(), bound(t, "touch"), u32s(13), nil); !errors.Is(err, ErrMemory) || !strings.Contains(err.Error(), "24 MiB") {
+	if _, err := two.Call(t.Context(), bound(t, "touch"), u32s(13), nil); !errors.Is(err, ErrMemory) ||
+		!strings.Contains(err.Error(), "24 MiB") {
 		t.Errorf("both guests together over the limit: error %v, want ErrMemory", err)
 	}
 	two.Close()

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// scribbler returns a server whose memory has 4 pages of 64 KiB after its prepare, which fills two ranges with data. Its handle does nothing: the test changes the memory itself, as any instruction of a guest could.
+// scribbler returns a server whose memory has 4 pages of 64 KiB after its prepare, which fills two ranges with data. Its handle
+// does nothing: the test changes the memory itself, as any instruction of a guest could.
 func scribbler() []byte {
 	var prepare bin
 	fill := func(at, value, n int32) { prepare.i32(at).i32(value).i32(n).u8(0xfc, 11, 0) } // memory.fill

@@ -11,7 +11,8 @@ import (
 
 // rawModule is a server in a core module whose handle returns a constant, with other imports and exports.
 func rawModule(imports []coreFn, funcs ...coreFn) coreMod {
-	return coreMod{imports: imports, funcs: append(funcs, coreFn{name: rawHandler + ".0#handle", params: 1, results: 1, body: *new(bin).i32(7)})}
+	return coreMod{imports: imports,
+		funcs: append(funcs, coreFn{name: rawHandler + ".0#handle", params: 1, results: 1, body: *new(bin).i32(7)})}
 }
 
 // rawOptions are what a server in a core module gets, and must export.
@@ -136,11 +137,12 @@ func TestServerModuleRefused(t *testing.T) {
 	}
 	many := slices.Repeat(imports("tripod:grpc/raw@0.1.0", "twice"), maxImports+1)
 	for want, m := range map[string]coreMod{
-		"a core module has 4097 imports, at most 4096 are supported":       rawModule(many),
-		"import wasi:http/types@0.2.0.f: not supported in a core module":   rawModule(imports("wasi:http/types@0.2.0", "f")),
-		"import env.f: not supported in a core module":                     rawModule(imports("env", "f")),
-		"import tripod:grpc/raw@0.1.0#trice: nothing provides it":          rawModule(imports("tripod:grpc/raw@0.1.0", "trice")),
-		"incompatible import type":                                         rawModule([]coreFn{{module: "tripod:grpc/raw@0.1.0", name: "twice", params: 2, results: 1}}),
+		"a core module has 4097 imports, at most 4096 are supported":     rawModule(many),
+		"import wasi:http/types@0.2.0.f: not supported in a core module": rawModule(imports("wasi:http/types@0.2.0", "f")),
+		"import env.f: not supported in a core module":                   rawModule(imports("env", "f")),
+		"import tripod:grpc/raw@0.1.0#trice: nothing provides it":        rawModule(imports("tripod:grpc/raw@0.1.0", "trice")),
+		"incompatible import type": rawModule([]coreFn{{module: "tripod:grpc/raw@0.1.0", name: "twice",
+			params: 2, results: 1}}),
 		"unknown import: `wasi_snapshot_preview1::fd_frob`":                rawModule(imports(preview1, "fd_frob")),
 		"the core module exports neither _start nor tripod:grpc/handler@0": {funcs: []coreFn{seven("f", 1, 1)}},
 		"but also _start; build it as a library":                           rawModule(nil, seven("_start", 0, 0)),

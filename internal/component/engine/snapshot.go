@@ -124,8 +124,8 @@ const (
 )
 
 // Capture makes a snapshot of an instance that was made with InstanceOptions.Capture and that has run nothing but its
-// initialization, PrepareSignature and WarmSignature, of which the last one has returned renewed. The snapshot's memory, of at most most bytes, belongs to
-// the caller.
+// initialization, PrepareSignature and WarmSignature, of which the last one has returned renewed. The snapshot's memory, of at
+// most most bytes, belongs to the caller.
 //
 // The error is errdefs.ErrFailedPrecondition, and says why, if the guest's state is more than its memory: it holds
 // resources, open files, or other functions in its tables. Unless trusted is set, this is also the error if the guest has

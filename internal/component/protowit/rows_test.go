@@ -92,7 +92,8 @@ func TestRows(t *testing.T) {
 			`one_small { inner { deep { type: ONE } } }`},
 		{"a negative int32 has ten bytes", p3, wire{}.varint(n("one_int32"), 1<<64-5), `one_int32: -5`},
 		{"a negative int32 of five bytes", p3, wire{}.varint(n("one_int32"), 0xfffffffb), `one_int32: -5`},
-		{"int32 and uint32 are cut to 32 bits", p3, wire{}.varint(n("one_int32"), 1<<40|7).varint(n("one_uint32"), 1<<40|8), `one_int32: 7 one_uint32: 8`},
+		{"int32 and uint32 are cut to 32 bits", p3, wire{}.varint(n("one_int32"), 1<<40|7).varint(n("one_uint32"), 1<<40|8),
+			`one_int32: 7 one_uint32: 8`},
 		{"sint32 is cut to 32 bits", p3, wire{}.varint(n("one_sint32"), 1<<40|3), `one_sint32: -2`},
 		{"the ends of sint64", p3, wire{}.varint(n("one_sint64"), 1<<64-1).varint(n("list_sint64"), 1<<64-2),
 			`one_sint64: -9223372036854775808 list_sint64: 9223372036854775807`},
@@ -122,7 +123,8 @@ func TestRows(t *testing.T) {
 			bytes(n("list_int32"), nil).bytes(n("list_int32"), []byte{4}), `one_int32: 9 list_int32: [1, 2, 3, 4]`},
 		{"packed, where unpacked is declared", p3, wire{}.bytes(n("other_sint32"), []byte{1, 2}).bytes(n("other_double"), make([]byte, 8)),
 			`other_sint32: [-1, 1] other_double: 0`},
-		{"unpacked, where packed is declared", p3, wire{}.varint(n("list_bool"), 1).varint(n("list_bool"), 0).fixed32(n("list_float"), 0x3f800000),
+		{"unpacked, where packed is declared", p3,
+			wire{}.varint(n("list_bool"), 1).varint(n("list_bool"), 0).fixed32(n("list_float"), 0x3f800000),
 			`list_bool: [true, false] list_float: 1`},
 		{"the last entry of a key wins", p3, wire{}.bytes(n("map_int32"), wire{}.varint(1, 1).varint(2, 10)).
 			bytes(n("map_int32"), wire{}.varint(1, 2).varint(2, 20)).bytes(n("map_int32"), wire{}.varint(1, 1).varint(2, 30)),
@@ -130,21 +132,27 @@ func TestRows(t *testing.T) {
 		{"entries replace messages, they do not merge them", p3, wire{}.bytes(n("map_small"), wire{}.text(1, "k").bytes(2, small(1, "a"))).
 			bytes(n("map_small"), wire{}.text(1, "k").bytes(2, wire{}.varint(4, 7))), `map_small { key: "k" value { codes: 7 } }`},
 		{"entries without key or value", p3, wire{}.bytes(n("map_int32"), nil).bytes(n("map_small"), wire{}.text(1, "k")).
-			bytes(n("map_string"), wire{}.text(2, "v")), `map_int32 { key: 0 value: 0 } map_small { key: "k" value {} } map_string { key: "" value: "v" }`},
-		{"the value before the key, twice, with an unknown field", p3, wire{}.bytes(n("map_int32"), wire{}.varint(2, 1).varint(9, 9).varint(1, 4).varint(2, 5)),
+			bytes(n("map_string"), wire{}.text(2, "v")),
+			`map_int32 { key: 0 value: 0 } map_small { key: "k" value {} } map_string { key: "" value: "v" }`},
+		{"the value before the key, twice, with an unknown field", p3,
+			wire{}.bytes(n("map_int32"), wire{}.varint(2, 1).varint(9, 9).varint(1, 4).varint(2, 5)),
 			`map_int32 { key: 4 value: 5 }`},
-		{"the value of an entry in parts", p3, wire{}.bytes(n("map_small"), wire{}.text(1, "k").bytes(2, small(1, "a")).bytes(2, wire{}.text(2, "b"))),
+		{"the value of an entry in parts", p3,
+			wire{}.bytes(n("map_small"), wire{}.text(1, "k").bytes(2, small(1, "a")).bytes(2, wire{}.text(2, "b"))),
 			`map_small { key: "k" value { id: 1 name: "b" } }`},
 		{"optional fields show their presence", p3, wire{}.varint(n("opt_int32"), 0).text(n("opt_string"), "").bytes(n("opt_small"), nil),
 			`opt_int32: 0 opt_string: "" opt_small {}`},
 		{"large field numbers", p3, wire{}.bytes(5000, small(3, "far")).varint(536870911, 4), `far { id: 3 name: "far" } farther: 4`},
-		{"messages without fields", p3, wire{}.bytes(n("many_empty"), nil).bytes(n("many_empty"), wire{}.varint(1, 1)).bytes(n("pick_empty"), nil),
+		{"messages without fields", p3,
+			wire{}.bytes(n("many_empty"), nil).bytes(n("many_empty"), wire{}.varint(1, 1)).bytes(n("pick_empty"), nil),
 			`many_empty {} many_empty {} pick_empty {}`},
 		{"wrappers", p3, wire{}.bytes(n("wrap_int32"), wire{}.varint(1, 5)).bytes(n("wrap_string"), nil).bytes(n("wraps"), wire{}.text(1, "x")).
 			bytes(n("wrap_map"), wire{}.text(1, "k").bytes(2, wire{}.varint(1, 6))),
 			`wrap_int32 { value: 5 } wrap_string {} wraps { value: "x" } wrap_map { key: "k" value { value: 6 } }`},
-		{"a group", p2, wire{}.group(n2("grouped"), wire{}.varint(501, 1).bytes(503, small(2, "x"))), `Grouped { id: 1 smalls { id: 2 name: "x" } }`},
-		{"a group in parts", p2, wire{}.group(n2("grouped"), wire{}.varint(501, 1)).varint(n2("one_int32"), 2).group(n2("grouped"), wire{}.text(502, "x")),
+		{"a group", p2, wire{}.group(n2("grouped"), wire{}.varint(501, 1).bytes(503, small(2, "x"))),
+			`Grouped { id: 1 smalls { id: 2 name: "x" } }`},
+		{"a group in parts", p2,
+			wire{}.group(n2("grouped"), wire{}.varint(501, 1)).varint(n2("one_int32"), 2).group(n2("grouped"), wire{}.text(502, "x")),
 			`one_int32: 2 Grouped { id: 1 name: "x" }`},
 		{"an extension is an unknown field", p2, wire{}.text(1000, "x"), ``},
 	} {
@@ -192,30 +200,37 @@ func TestMalformed(t *testing.T) {
 		{"a tag that is cut off", p3, wire{0x80}, "the message ends"},
 		{"a varint that is cut off", p3, head(n("one_int32"), protowire.VarintType, 0x80), "one_int32: the message ends"},
 		{"a varint of eleven bytes", p3, head(n("one_int32"), protowire.VarintType, bytes.Repeat([]byte{0x80}, 11)...), "one_int32: a varint"},
-		{"a tenth byte of more than one bit", p3, head(n("one_uint64"), protowire.VarintType, append(bytes.Repeat([]byte{0xff}, 9), 2)...), "one_uint64: a varint"},
+		{"a tenth byte of more than one bit", p3, head(n("one_uint64"), protowire.VarintType, append(bytes.Repeat([]byte{0xff}, 9), 2)...),
+			"one_uint64: a varint"},
 		{"a fixed32 that is cut off", p3, head(n("one_float"), protowire.Fixed32Type, 1, 2, 3), "one_float: the message ends"},
 		{"a fixed64 that is cut off", p3, head(n("one_double"), protowire.Fixed64Type, 1, 2, 3, 4, 5, 6, 7), "one_double: the message ends"},
 		{"a string that is cut off", p3, head(n("one_string"), protowire.BytesType, 5, 'a'), "one_string: the message ends"},
-		{"a length of 2^63", p3, head(n("one_bytes"), protowire.BytesType, append(bytes.Repeat([]byte{0xff}, 9), 1)...), "one_bytes: the message ends"},
+		{"a length of 2^63", p3, head(n("one_bytes"), protowire.BytesType, append(bytes.Repeat([]byte{0xff}, 9), 1)...),
+			"one_bytes: the message ends"},
 		{"field number 0", p3, wire{0x00, 1}, "field number"},
 		{"a field number beyond the last", p3, wire{}.varint(536870911+1, 1), "field number"},
 		{"wire type 6", p3, wire{byte(n("one_int32"))<<3 | 6}, "one_int32: a wire type"},
 		{"an end of no group", p3, head(n("one_int32"), protowire.EndGroupType), "one_int32: the end of a group"},
 		{"a group without end", p3, head(20000, protowire.StartGroupType, 8, 1), "the message ends"},
-		{"the end of another group", p3, append(head(20000, protowire.StartGroupType), head(20001, protowire.EndGroupType)...), "the end of a group"},
+		{"the end of another group", p3, append(head(20000, protowire.StartGroupType), head(20001, protowire.EndGroupType)...),
+			"the end of a group"},
 		{"a string that is not UTF-8", p3, wire{}.text(n("one_string"), "\xff"), "one_string: a string that is not UTF-8"},
-		{"one that a later one replaces", p3, wire{}.text(n("one_string"), "\xc3").text(n("one_string"), "x"), "one_string: a string that is not UTF-8"},
+		{"one that a later one replaces", p3, wire{}.text(n("one_string"), "\xc3").text(n("one_string"), "x"),
+			"one_string: a string that is not UTF-8"},
 		{"a surrogate", p3, wire{}.text(n("one_string"), "\xed\xa0\x80"), "not UTF-8"},
 		{"in a list", p3, wire{}.text(n("list_string"), "a").text(n("list_string"), "\xff"), "list_string[1]: a string"},
 		{"as a key", p3, wire{}.bytes(n("map_string"), wire{}.text(1, "\xff")), "map_string[0].key: a string"},
-		{"deep inside", p3, wire{}.bytes(n("many_small"), nil).bytes(n("many_small"), wire{}.bytes(3, wire{}.bytes(2, wire{}.bytes(2, wire{}.text(1, "\xff"))))),
+		{"deep inside", p3, wire{}.bytes(n("many_small"), nil).bytes(n("many_small"),
+			wire{}.bytes(3, wire{}.bytes(2, wire{}.bytes(2, wire{}.text(1, "\xff"))))),
 			"many_small[1].inner.deep.counts[0].key: a string"},
 		{"in a recursive message", p3, wire{}.bytes(n("tree"), wire{}.bytes(2, nil).bytes(2, wire{}.bytes(3, wire{}.text(2, "\xff")))),
 			"tree.children[1].branch.note: a string"},
-		{"in a member of a oneof that another one replaces", p3, wire{}.bytes(n("pick_small"), wire{}.bytes(3, wire{0x80})).varint(n("pick_int32"), 1),
+		{"in a member of a oneof that another one replaces", p3,
+			wire{}.bytes(n("pick_small"), wire{}.bytes(3, wire{0x80})).varint(n("pick_int32"), 1),
 			"pick_small.inner: the message ends"},
 		{"a packed list that is cut off", p3, wire{}.bytes(n("list_int32"), []byte{1, 0x80}), "list_int32[1]: the message ends"},
-		{"a packed list of fixed numbers that is cut off", p3, wire{}.bytes(n("list_fixed32"), make([]byte, 9)), "list_fixed32[2]: the message ends"},
+		{"a packed list of fixed numbers that is cut off", p3, wire{}.bytes(n("list_fixed32"), make([]byte, 9)),
+			"list_fixed32[2]: the message ends"},
 		{"101 levels", p3, deep(101), "nested more than 100 deep"},
 		{"101 levels of unknown groups", p3, func() wire {
 			var b wire
@@ -358,9 +373,11 @@ func TestGuestMistakes(t *testing.T) {
 		flat []byte
 		want string
 	}{
-		"a string that is not UTF-8":       {bytes.Replace(good, []byte("text"), []byte("te\xfft"), 1), "text: the guest's string is not UTF-8"},
-		"a nested one":                     {bytes.Replace(good, []byte("label"), []byte("labe\xff"), 1), "tree.label: the guest's string is not UTF-8"},
-		"a message that is none":           {bytes.Replace(good, []byte(leaf), []byte("\x0a\x44leaf"), 1), "tree.children[0]: the guest's bytes are not a valid greet.v1.Tree: label: "},
+		"a string that is not UTF-8": {bytes.Replace(good, []byte("text"), []byte("te\xfft"), 1), "text: the guest's string is not UTF-8"},
+		"a nested one": {bytes.Replace(good, []byte("label"), []byte("labe\xff"), 1),
+			"tree.label: the guest's string is not UTF-8"},
+		"a message that is none": {bytes.Replace(good, []byte(leaf), []byte("\x0a\x44leaf"), 1),
+			"tree.children[0]: the guest's bytes are not a valid greet.v1.Tree: label: "},
 		"flat bytes that are cut off":      {good[:len(good)-1], "not of its type"},
 		"flat bytes with some behind them": {append(bytes.Clone(good), 0), "not of its type"},
 		"a bool of 2":                      {append([]byte{2}, good[1:]...), "b: the guest's value is not of its type"},
@@ -378,7 +395,8 @@ func TestConcurrent(t *testing.T) {
 	m := compile(t, "greet.proto").Methods[5].Request
 	var group sync.WaitGroup
 	for i := range 8 {
-		in := serialize(t, m, fmt.Sprintf(`text: "%d" counts { key: "%d" value: %d } requests { name: "%d" } tree { children { label: "%d" } }`, i, i, i, i, i))
+		in := serialize(t, m, fmt.Sprintf(`text: "%d" counts { key: "%d" value: %d } requests { name: "%d" } tree { children { label: "%d" } }`,
+			i, i, i, i, i))
 		group.Go(func() {
 			for range 500 {
 				flat, err := m.Decode(nil, in)

@@ -78,7 +78,8 @@ func TestSignatures(t *testing.T) {
 	if r != s.Methods[2].Reader || w != s.Methods[1].Writer {
 		t.Error("methods of a service do not share the resource for the same message")
 	}
-	if r.Function != "[method]hello-request-reader.next" || r.Result.String() != "result<option<hello-request>, status>" || len(r.Params) != 1 {
+	if r.Function != "[method]hello-request-reader.next" || r.Result.String() != "result<option<hello-request>, status>" ||
+		len(r.Params) != 1 {
 		t.Errorf("reader: function %s, params %v, result %v", r.Function, r.Params, r.Result)
 	}
 	if w.Function != "[method]hello-reply-writer.send" || w.Result.String() != "result<_, status>" || len(w.Params) != 2 {

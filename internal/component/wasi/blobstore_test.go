@@ -304,7 +304,8 @@ func TestDeleteDeepContainer(t *testing.T) {
 	top := filepath.Join(g.dir, "c")
 	makeDeep(t, top, 3000)
 	for i := range 2 * listStep {
-		if err := errors.Join(os.Mkdir(filepath.Join(top, fmt.Sprint(i)), 0o700), os.WriteFile(filepath.Join(top, fmt.Sprint(i), "file"), nil, 0o600)); err != nil {
+		if err := errors.Join(os.Mkdir(filepath.Join(top, fmt.Sprint(i)), 0o700),
+			os.WriteFile(filepath.Join(top, fmt.Sprint(i), "file"), nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -350,7 +351,8 @@ func TestBlobCleaningGoesOn(t *testing.T) {
 	g := newBlobGuest(t)
 	uploads := filepath.Join(g.dir, uploadsDir)
 	leave := func(name string) {
-		if err := errors.Join(os.MkdirAll(filepath.Join(uploads, name, "d", "e"), 0o700), os.WriteFile(filepath.Join(uploads, name, "d", "file"), nil, 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Join(uploads, name, "d", "e"), 0o700),
+			os.WriteFile(filepath.Join(uploads, name, "d", "file"), nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -427,7 +429,8 @@ func TestBlobsAreListed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(g.dir, "c", "directory"), 0o700), os.Symlink("0", filepath.Join(g.dir, "c", "link"))); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(g.dir, "c", "directory"), 0o700),
+		os.Symlink("0", filepath.Join(g.dir, "c", "link"))); err != nil {
 		t.Fatal(err)
 	}
 	stream := ok(t, g.of("list-objects")).U32()
@@ -486,7 +489,8 @@ func TestHostileBlobstore(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"", ".", "..", "../c", "c/a", "/", "c/../../x", "a\x00", "..data", uploadsDir, strings.Repeat("n", maxBlobName+1)} {
+	for _, name := range []string{"", ".", "..", "../c", "c/a", "/", "c/../../x", "a\x00", "..data", uploadsDir,
+		strings.Repeat("n", maxBlobName+1)} {
 		for _, f := range []string{"create-container", "get-container", "delete-container", "container-exists"} {
 			refuses(t, f+" "+name, g.store(f, str(name)), errBlobName)
 		}
@@ -541,7 +545,8 @@ func TestHostileBlobstore(t *testing.T) {
 	bounded := blobGuestIn(t, g.dir, Options{Bytes: q})
 	bounded.container = ok(t, bounded.store("get-container", str("c"))).U32()
 	value = ok(t, bounded.of("get-data", str("large"), u64(0), u64(999))).U32()
-	if _, err := bounded.try("wasi:blobstore/types", "[static]incoming-value.incoming-value-consume-sync", u32(value)); !errors.Is(err, ErrHeld) {
+	if _, err := bounded.try("wasi:blobstore/types", "[static]incoming-value.incoming-value-consume-sync", u32(value)); !errors.Is(err,
+		ErrHeld) {
 		t.Errorf("a value beyond the limit of host memory: %v", err)
 	}
 	if q.used != 0 {

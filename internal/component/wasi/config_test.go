@@ -236,7 +236,8 @@ func TestLogging(t *testing.T) {
 	want := []string{
 		"level=TRACE msg=begin\n", "level=INFO msg=\"two words\" context=orders\n",
 		"level=CRITICAL msg=\"first\\nlevel=INFO msg=forged\" context=db\n",
-		fmt.Sprintf("level=ERROR msg=\"%s… (23 bytes more)\" context=\"%s… (1 bytes more)\"\n", strings.Repeat("ä", maxLogMessage/2), strings.Repeat("c", maxLogContext)),
+		fmt.Sprintf("level=ERROR msg=\"%s… (23 bytes more)\" context=\"%s… (1 bytes more)\"\n", strings.Repeat("ä", maxLogMessage/2),
+			strings.Repeat("c", maxLogContext)),
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("entries are\n%.300q\nwant\n%.300q", got, want)

@@ -53,7 +53,8 @@ func TestExit(t *testing.T) {
 func TestRandom(t *testing.T) {
 	g := newGuest(t, Options{})
 	for iface, f := range map[string][2]string{
-		"wasi:random/random": {"get-random-bytes", "get-random-u64"}, "wasi:random/insecure": {"get-insecure-random-bytes", "get-insecure-random-u64"},
+		"wasi:random/random":   {"get-random-bytes", "get-random-u64"},
+		"wasi:random/insecure": {"get-insecure-random-bytes", "get-insecure-random-u64"},
 	} {
 		if a, b := string(g.call(iface, f[0], u64(16)).Bytes()), string(g.call(iface, f[0], u64(16)).Bytes()); len(a) != 16 || a == b {
 			t.Errorf("%s returned %x and %x", f[0], a, b)

@@ -86,7 +86,8 @@ func preopens(c *Call) error {
 
 func (c *Call) openRoot(path string) (*os.Root, error) {
 	if !c.openMore(1) {
-		return nil, fmt.Errorf("the limit of open files and directories is reached (%d are open in this instance): %w", c.open, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("the limit of open files and directories is reached (%d are open in this instance): %w", c.open,
+			errdefs.ErrResourceExhausted)
 	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -371,7 +372,8 @@ func readEntry(c *Call) error {
 // report writes to the log how many entries were left out.
 func (e *entries) report() {
 	if e.leftOut > 0 && e.state.options.Log != nil {
-		e.state.options.Log(logEntry(levelWarn, "wasi:filesystem", fmt.Sprintf("a directory has names that are not UTF-8: %d of its entries are left out", e.leftOut)))
+		e.state.options.Log(logEntry(levelWarn, "wasi:filesystem",
+			fmt.Sprintf("a directory has names that are not UTF-8: %d of its entries are left out", e.leftOut)))
 	}
 	e.leftOut = 0
 }

@@ -258,7 +258,8 @@ func TestFaultW7Quotas(t *testing.T) {
 	}
 	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(roots[g]), u32(0), str("none"), u32(0), u32(flagRead)), caseOfErrno(unix.EDQUOT))
 	g.Drop(held[0])
-	failed(t, other.call(fsys, "[method]descriptor.open-at", u32(roots[other]), u32(0), str("none"), u32(0), u32(flagRead)), caseOfErrno(unix.ENOENT))
+	failed(t, other.call(fsys, "[method]descriptor.open-at", u32(roots[other]), u32(0), str("none"), u32(0), u32(flagRead)),
+		caseOfErrno(unix.ENOENT))
 	other.open(roots[other], "f", 0, flagRead)
 	if !g.Hold(600) || other.Hold(600) || !other.Hold(400) {
 		t.Error("of a quota of 1000 bytes, 600 and 400 must be granted, and 600 more refused")
@@ -285,7 +286,8 @@ func TestTrailingSlashes(t *testing.T) {
 	g.open(root, "f", openCreate, flagWrite)
 	failed(t, g.call(fsys, "[method]descriptor.stat-at", u32(root), u32(0), str("f/")), caseOfErrno(unix.ENOTDIR))
 	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(root), u32(0), str("f/"), u32(0), u32(flagRead)), caseOfErrno(unix.ENOTDIR))
-	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(root), u32(0), str("g/"), u32(openCreate), u32(flagWrite)), caseOfErrno(unix.ENOENT))
+	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(root), u32(0), str("g/"), u32(openCreate), u32(flagWrite)),
+		caseOfErrno(unix.ENOENT))
 	failed(t, at("remove-directory-at", "f/"), caseOfErrno(unix.ENOTDIR))
 	failed(t, at("unlink-file-at", "f/"), caseOfErrno(unix.ENOTDIR))
 	ok(t, at("unlink-file-at", "f"))

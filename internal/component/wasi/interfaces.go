@@ -58,7 +58,8 @@ var functions = map[string]map[string]Func{
 var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	var known []*Interface
 	var bound []Bound
-	for _, name := range []string{"io", "clocks", "random", "cli", "filesystem", "sockets", "config", "logging", "blobstore", "messaging", "keyvalue-draft", "keyvalue-draft2"} {
+	for _, name := range []string{"io", "clocks", "random", "cli", "filesystem", "sockets", "config", "logging", "blobstore", "messaging",
+		"keyvalue-draft", "keyvalue-draft2"} {
 		text, err := texts.ReadFile("wit/" + name + ".wit")
 		if err != nil {
 			panic(err) // impossible: the file is embedded

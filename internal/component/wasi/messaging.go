@@ -76,7 +76,8 @@ const (
 	messagingOther
 )
 
-var messagingCases = []string{messagingTimeout: "timeout", messagingConnection: "connection", messagingPermissionDenied: "permission-denied", messagingOther: "other"}
+var messagingCases = []string{messagingTimeout: "timeout", messagingConnection: "connection",
+	messagingPermissionDenied: "permission-denied", messagingOther: "other"}
 
 // ReadHandled reads the result of handle, and returns the guest's error as text.
 func ReadHandled(result []byte) error {

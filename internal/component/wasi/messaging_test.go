@@ -81,7 +81,8 @@ func TestMessaging(t *testing.T) {
 		}
 	}
 	ok(t, g.message("[method]client.disconnect", u32(client)))
-	if got := g.failed(g.call("wasi:messaging/producer", "send", u32(client), str("out"), u32(g.newMessage("x")))); got != "connection: the client is disconnected" {
+	if got := g.failed(g.call("wasi:messaging/producer", "send", u32(client), str("out"),
+		u32(g.newMessage("x")))); got != "connection: the client is disconnected" {
 		t.Errorf("send of a disconnected client: got error %q", got)
 	}
 	if g.held != 0 {
@@ -92,7 +93,8 @@ func TestMessaging(t *testing.T) {
 // TestMessagesCarryData: a message has no content type and no metadata, and the guest learns that when it sets them.
 func TestMessagesCarryData(t *testing.T) {
 	g := newGuest(t, Options{})
-	if got := g.failed(g.message("[static]client.connect", str(""))); got != "connection: the component has no channels: it does not run as a module of the edge" {
+	if got := g.failed(g.message("[static]client.connect",
+		str(""))); got != "connection: the component has no channels: it does not run as a module of the edge" {
 		t.Errorf("connect without channels: got error %q", got)
 	}
 	m := u32(g.newMessage("data"))

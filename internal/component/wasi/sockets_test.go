@@ -280,12 +280,14 @@ func TestTCPWrongOrder(t *testing.T) {
 		}
 	}
 	never := map[ErrorCode]string{CodeInvalidState: "accept", CodeNotInProgress: "finish-listen", CodeNotSupported: "set-listen-backlog-size"}
-	refused("new", map[ErrorCode]string{CodeNotInProgress: "finish-bind finish-connect", CodeInvalidState: "local-address remote-address shutdown start-listen"})
+	refused("new", map[ErrorCode]string{CodeNotInProgress: "finish-bind finish-connect",
+		CodeInvalidState: "local-address remote-address shutdown start-listen"})
 	refused("new", never)
 	ok(t, g.tcp("start-bind", s, g.network(), address("0.0.0.0:0")))
 	refused("binding", map[ErrorCode]string{CodeConcurrencyConflict: "start-bind start-connect start-listen local-address remote-address shutdown", CodeNotInProgress: "finish-connect"})
 	ok(t, g.tcp("finish-bind", s))
-	refused("bound", map[ErrorCode]string{CodeInvalidState: "start-bind remote-address shutdown", CodeNotInProgress: "finish-bind finish-connect", CodeAccessDenied: "start-listen"})
+	refused("bound", map[ErrorCode]string{CodeInvalidState: "start-bind remote-address shutdown",
+		CodeNotInProgress: "finish-bind finish-connect", CodeAccessDenied: "start-listen"})
 	if got := ok(t, g.tcp("local-address", s)).Rest(); !bytes.Equal(got, address("0.0.0.0:0")) {
 		t.Errorf("local-address of a bound socket = % x", got)
 	}
@@ -295,14 +297,16 @@ func TestTCPWrongOrder(t *testing.T) {
 	close(n.hold)
 	g.block(g.tcp("subscribe", s))
 	ok(t, g.tcp("finish-connect", s))
-	refused("connected", map[ErrorCode]string{CodeInvalidState: "start-bind start-connect start-listen", CodeNotInProgress: "finish-bind finish-connect"})
+	refused("connected", map[ErrorCode]string{CodeInvalidState: "start-bind start-connect start-listen",
+		CodeNotInProgress: "finish-bind finish-connect"})
 	refused("connected", never)
 	s = g.newSocket("tcp", ipv4)
 	n.failed = CodeAccessDenied
 	ok(t, g.tcp("start-connect", s, g.network(), address(at)))
 	g.block(g.tcp("subscribe", s))
 	failed(t, g.tcp("finish-connect", s), int(CodeAccessDenied))
-	refused("closed", map[ErrorCode]string{CodeInvalidState: "start-bind start-connect start-listen local-address remote-address shutdown", CodeNotInProgress: "finish-connect"})
+	refused("closed", map[ErrorCode]string{CodeInvalidState: "start-bind start-connect start-listen local-address remote-address shutdown",
+		CodeNotInProgress: "finish-connect"})
 }
 
 // TestSocketAddresses: addresses of another family, and those that no peer can have, are invalid. Only the wildcard can be
@@ -316,9 +320,11 @@ func TestSocketAddresses(t *testing.T) {
 		ok(t, g.udp("finish-bind", socket))
 		failed(t, g.udp("stream", socket, some(address(to))), int(CodeInvalidArgument))
 	}
-	mapped := slices.Concat(u32(1), wit.AppendU16(nil, 80), u32(0), make([]byte, 10), []byte{255, 255, 0, 127, 1, 0}, u32(0)) // ::ffff:127.0.0.1
+	// ::ffff:127.0.0.1
+	mapped := slices.Concat(u32(1), wit.AppendU16(nil, 80), u32(0), make([]byte, 10), []byte{255, 255, 0, 127, 1, 0}, u32(0))
 	failed(t, g.tcp("start-connect", g.newSocket("tcp", ipv6), g.network(), mapped), int(CodeInvalidArgument))
-	for to, want := range map[string]ErrorCode{"[::]:0": CodeInvalidArgument, "0.0.0.0:80": CodeAccessDenied, "127.0.0.1:0": CodeAccessDenied} {
+	for to, want := range map[string]ErrorCode{"[::]:0": CodeInvalidArgument, "0.0.0.0:80": CodeAccessDenied,
+		"127.0.0.1:0": CodeAccessDenied} {
 		failed(t, g.tcp("start-bind", g.newSocket("tcp", ipv4), g.network(), address(to)), int(want))
 		failed(t, g.udp("start-bind", g.newSocket("udp", ipv4), g.network(), address(to)), int(want))
 	}
@@ -343,7 +349,8 @@ func TestSocketOptions(t *testing.T) {
 	ok(t, g.tcp("set-receive-buffer-size", s, u64(1<<62)))
 	_ = onDescriptorOf((<-n.opened).(Socket), func(fd int) error {
 		for _, o := range []struct{ level, name, want int }{
-			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 2}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 127}, {unix.IPPROTO_IP, unix.IP_TTL, 7},
+			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 2}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 127},
+			{unix.IPPROTO_IP, unix.IP_TTL, 7},
 		} {
 			if got, err := unix.GetsockoptInt(fd, o.level, o.name); err != nil || got != o.want {
 				t.Errorf("option %d of level %d = %d, %v; want %d", o.name, o.level, got, err, o.want)
@@ -374,7 +381,8 @@ func TestStreamErrorCode(t *testing.T) {
 	if r.Case(2) != 1 || r.Case(2) != 0 {
 		t.Fatal("the read did not fail")
 	}
-	if code := g.call("wasi:sockets/network", "network-error-code", u32(r.U32())); !code.Option() || ErrorCode(code.Case(21)) != CodeConnectionReset {
+	if code := g.call("wasi:sockets/network", "network-error-code", u32(r.U32())); !code.Option() ||
+		ErrorCode(code.Case(21)) != CodeConnectionReset {
 		t.Error("network-error-code is not connection-reset")
 	}
 	if g.call("wasi:sockets/network", "network-error-code", u32(g.Put(&StreamError{io.ErrUnexpectedEOF}))).Option() {
@@ -470,7 +478,8 @@ func TestUDP(t *testing.T) {
 	if got := ok(t, g.udp("unicast-hop-limit", socket)).U8(); got != 9 {
 		t.Errorf("unicast-hop-limit = %d", got)
 	}
-	_, err := g.try("wasi:sockets/udp", "[method]outgoing-datagram-stream.send", u32(out), u32(maxDatagrams+1), bytes.Repeat(append(str(""), none...), maxDatagrams+1))
+	_, err := g.try("wasi:sockets/udp", "[method]outgoing-datagram-stream.send", u32(out), u32(maxDatagrams+1),
+		bytes.Repeat(append(str(""), none...), maxDatagrams+1))
 	if err == nil {
 		t.Error("more datagrams than check-send allowed were sent")
 	}
@@ -536,7 +545,8 @@ func TestSocketsAreBounded(t *testing.T) {
 
 func TestLookup(t *testing.T) {
 	n := &loopback{hold: make(chan struct{}), names: map[string][]netip.Addr{
-		"example.com": {netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, "xn--bcher-kva.example": {netip.MustParseAddr("192.0.2.2")},
+		"example.com":           {netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
+		"xn--bcher-kva.example": {netip.MustParseAddr("192.0.2.2")},
 	}}
 	g := newGuest(t, Options{Network: n})
 	resolve := func(name string) *wit.Reader {

@@ -175,7 +175,8 @@ func (p *parser) use() {
 }
 
 func (p *parser) define(kind, name string) {
-	t := &wit.Type{Name: name, Kind: map[string]wit.Kind{"record": wit.Record, "variant": wit.Variant, "enum": wit.Enum, "flags": wit.Flags}[kind]}
+	t := &wit.Type{Name: name,
+		Kind: map[string]wit.Kind{"record": wit.Record, "variant": wit.Variant, "enum": wit.Enum, "flags": wit.Flags}[kind]}
 	p.expect("{")
 	p.list("}", func() {
 		part := p.next()

@@ -67,7 +67,8 @@ func TestEveryFunctionIsImplemented(t *testing.T) {
 	if len(interfaces) < 15 || len(bound) < 100 {
 		t.Errorf("Interfaces returned %d interfaces, %d functions; want at least 15, 100", len(interfaces), len(bound))
 	}
-	if _, err := Bind(interfaces[1], map[string]Func{"poll": poll, "nothing": poll}); err == nil || !strings.Contains(err.Error(), "pollable.block has no implementation") {
+	if _, err := Bind(interfaces[1], map[string]Func{"poll": poll, "nothing": poll}); err == nil ||
+		!strings.Contains(err.Error(), "pollable.block has no implementation") {
 		t.Errorf("Bind without an implementation: %v", err)
 	}
 }

@@ -31,7 +31,8 @@ const CallSize = StreamWindow + 128<<10
 // requestSize returns the host memory of what the guest has set in a request, in bytes, with the trailers of a body that
 // is already finished.
 func requestSize(r *http.Request, body *outBody) int {
-	n := headerSize(r.Header) + headerSize(r.Trailer) + len(r.Method) + len(r.Host) + len(r.URL.Path) + len(r.URL.RawPath) + len(r.URL.RawQuery)
+	n := headerSize(r.Header) + headerSize(r.Trailer) + len(r.Method) + len(r.Host) + len(r.URL.Path) + len(r.URL.RawPath) +
+		len(r.URL.RawQuery)
 	if body != nil {
 		n += listSize(body.late.entries())
 	}

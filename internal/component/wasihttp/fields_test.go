@@ -33,7 +33,8 @@ func TestFields(t *testing.T) {
 	g.ok(g.call(types, "[method]fields.set", u32(f), str("X-ONE"), u32(1), str("4")))
 	g.ok(g.call(types, "[method]fields.delete", u32(f), str("x-two")))
 	g.ok(g.call(types, "[method]fields.append", u32(f), str("x-three"), str("5")))
-	if one, two := get(f, "x-one"), get(f, "x-two"); strings.Join(one, ",") != "4" || two != nil || !g.call(types, "[method]fields.has", u32(f), str("x-three")).Bool() {
+	if one, two := get(f, "x-one"), get(f, "x-two"); strings.Join(one, ",") != "4" || two != nil ||
+		!g.call(types, "[method]fields.has", u32(f), str("x-three")).Bool() {
 		t.Errorf("after the changes x-one = %v, want 4; x-two = %v, want none; x-three must exist", one, two)
 	}
 	if got := get(copied, "x-one"); len(got) != 2 {
@@ -49,7 +50,8 @@ func TestFieldsThatAreRefused(t *testing.T) {
 		code        uint32
 	}{
 		{"bad name", "x", invalidSyntax}, {"", "x", invalidSyntax}, {"x", "bad\r\nx-injected: 1", invalidSyntax}, {"x", "nul\x00", invalidSyntax},
-		{"Host", "example.com", forbidden}, {"transfer-encoding", "chunked", forbidden}, {"Connection", "close", forbidden}, {"upgrade", "h2c", forbidden},
+		{"Host", "example.com", forbidden}, {"transfer-encoding", "chunked", forbidden}, {"Connection", "close", forbidden},
+		{"upgrade", "h2c", forbidden},
 		{"x", strings.Repeat("x", maxFields), forbidden},
 	} {
 		for what, r := range map[string]*wit.Reader{

@@ -146,7 +146,8 @@ func TestOutgoingExample(t *testing.T) {
 		if status, body := fetch("GET", "/drain", target.URL+"/there", nil, "X-Count"); status != http.StatusOK || body != "30" {
 			t.Errorf("three requests: %d %q, want 30 bytes", status, body)
 		}
-		if status, body := fetch("GET", "/fetch", "http://127.0.0.1:1/", nil); status != http.StatusBadGateway || !strings.HasPrefix(body, "internal-error") {
+		if status, body := fetch("GET", "/fetch", "http://127.0.0.1:1/", nil); status != http.StatusBadGateway ||
+			!strings.HasPrefix(body, "internal-error") {
 			t.Errorf("nobody listens: %d %q", status, body) // only the dialer has codes for connections
 		}
 	})

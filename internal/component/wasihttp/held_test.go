@@ -119,7 +119,8 @@ func TestOutgoingTrailersCount(t *testing.T) {
 	g, m := metered(t, &http.Transport{DisableKeepAlives: true, ReadBufferSize: 64 << 10})
 	announced := "Trailer: " + strings.ReplaceAll(strings.TrimSuffix(trailers, ":\n"), ":\n", ",") + "\n"
 	for name, c := range map[string]struct{ header, trailers string }{"values": {"", trailers}, "names": {announced, ""}} {
-		url := rawServer(t, "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n"+c.header+"\n0\r\n"+strings.ReplaceAll(c.trailers, "\n", "\r\n")+"\r\n")
+		url := rawServer(t, "HTTP/1.1 200 OK\nTransfer-Encoding: chunked\n"+c.header+"\n0\r\n"+strings.ReplaceAll(c.trailers, "\n",
+			"\r\n")+"\r\n")
 		future, _ := g.send(g.request(get, url))
 		response, code := g.answer(future)
 		if code != "" {

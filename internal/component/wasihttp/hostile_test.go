@@ -29,7 +29,8 @@ func TestResourcesOfAnEarlierRequest(t *testing.T) {
 		harmless := map[string]func(g *guest){
 			"/finish": func(g *guest) { g.finish(body, "a", "b") },
 			"/read": func(g *guest) {
-				if _, more := g.read(g.ok(g.call(types, "[method]incoming-body.stream", u32(g.ok(g.call(types, "[method]incoming-request.consume", u32(incoming))).U32()))).U32()); more {
+				if _, more := g.read(g.ok(g.call(types, "[method]incoming-body.stream",
+					u32(g.ok(g.call(types, "[method]incoming-request.consume", u32(incoming))).U32()))).U32()); more {
 					t.Error("the guest could read the body of an earlier request")
 				}
 			},

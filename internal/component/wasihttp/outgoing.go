@@ -257,13 +257,15 @@ func (q *outgoingRequest) build() (*http.Request, *CodeError) {
 		path = "/" + path
 	}
 	parsed, err := url.ParseRequestURI(path)
-	if err != nil || path[0] != '/' || target.Host == "" || strings.ContainsAny(target.Host, "@/?#") || !httpguts.ValidHostHeader(target.Host) {
+	if err != nil || path[0] != '/' || target.Host == "" || strings.ContainsAny(target.Host, "@/?#") ||
+		!httpguts.ValidHostHeader(target.Host) {
 		return invalid("HTTP-request-URI-invalid")
 	}
 	if _, err := url.Parse(target.Scheme + "://" + target.Host); err != nil {
 		return invalid("HTTP-request-URI-invalid")
 	}
-	target.Path, target.RawPath, target.RawQuery, target.ForceQuery = parsed.Path, parsed.RawPath, escapeQuery(parsed.RawQuery), parsed.ForceQuery
+	target.Path, target.RawPath, target.RawQuery, target.ForceQuery = parsed.Path, parsed.RawPath, escapeQuery(parsed.RawQuery),
+		parsed.ForceQuery
 	length, ok := q.headers.contentLength()
 	if !ok {
 		return invalid("HTTP-protocol-error")

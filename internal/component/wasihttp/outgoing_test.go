@@ -320,7 +320,8 @@ func TestOutgoingInvalidRequests(t *testing.T) {
 func TestOutgoingHeadersThatAreRefused(t *testing.T) {
 	g := caller(t, failing{errors.New("was sent")})
 	for _, headers := range [][]string{
-		{"content-length", "5", "content-length", "6"}, {"content-length", "5, 5"}, {"content-length", "-1"}, {"content-length", "+5"}, {"content-length", "five"},
+		{"content-length", "5", "content-length", "6"}, {"content-length", "5, 5"}, {"content-length", "-1"}, {"content-length", "+5"},
+		{"content-length", "five"},
 		{"content-length", ""}, {"trailer", "x-sum, bad name"}, {"trailer", "bad:name"}, {"trailer", "\u00e4"},
 	} {
 		q := g.request(post, "http://host/", headers...)
@@ -342,8 +343,10 @@ func TestOutgoingOnTheWire(t *testing.T) {
 		})
 		g := caller(t, transportTo(t, server))
 		for sent, want := range map[string]string{
-			"/?q=\u00e4": "/?q=%C3%A4", "/\u00e4?": "/%C3%A4?", "/?a b": "/?a%20b", "/?a=1 HTTP/1.1": "/?a=1%20HTTP/1.1", "/?a#b": "/?a%23b", "/?100%": "/?100%25",
-			"/?%zz%2": "/?%25zz%252", "/?%c3%A4": "/?%c3%A4", "/?\"<>[]^`{|}\\": "/?%22%3C%3E%5B%5D%5E%60%7B%7C%7D%5C", "/?q=-._~!$&'()*+,;=:@/?": "/?q=-._~!$&'()*+,;=:@/?",
+			"/?q=\u00e4": "/?q=%C3%A4", "/\u00e4?": "/%C3%A4?", "/?a b": "/?a%20b", "/?a=1 HTTP/1.1": "/?a=1%20HTTP/1.1", "/?a#b": "/?a%23b",
+			"/?100%":  "/?100%25",
+			"/?%zz%2": "/?%25zz%252", "/?%c3%A4": "/?%c3%A4", "/?\"<>[]^`{|}\\": "/?%22%3C%3E%5B%5D%5E%60%7B%7C%7D%5C",
+			"/?q=-._~!$&'()*+,;=:@/?": "/?q=-._~!$&'()*+,;=:@/?",
 		} {
 			if status, body, code := g.fetch(server.URL+sent, "x-spaces", " a b\t"); status != http.StatusOK || body != want {
 				t.Errorf("fetch of %q = %d, %q, %s; want %q", sent, status, body, code, want)

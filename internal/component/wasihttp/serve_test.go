@@ -73,7 +73,8 @@ func TestRequestReachesTheGuest(t *testing.T) {
 			}
 			method := g.call(types, "[method]incoming-request.method", u32(q))
 			m := method.U32()
-			scheme, path, authority := g.call(types, "[method]incoming-request.scheme", u32(q)), g.call(types, "[method]incoming-request.path-with-query", u32(q)),
+			scheme, path, authority := g.call(types, "[method]incoming-request.scheme", u32(q)),
+				g.call(types, "[method]incoming-request.path-with-query", u32(q)),
 				g.call(types, "[method]incoming-request.authority", u32(q))
 			scheme.Option()
 			path.Option()
@@ -95,7 +96,8 @@ func TestRequestReachesTheGuest(t *testing.T) {
 		if h2 {
 			scheme = 1
 		}
-		if want := fmt.Sprintf("4 %d /a%%20b?c=d %s accept-encoding=identity te=trailers user-agent=test x-name=one x-name=two", scheme, server.Listener.Addr()); got != want {
+		if want := fmt.Sprintf("4 %d /a%%20b?c=d %s accept-encoding=identity te=trailers user-agent=test x-name=one x-name=two", scheme,
+			server.Listener.Addr()); got != want {
 			t.Errorf("the guest saw\n%s\nwant\n%s", got, want)
 		}
 		if resp.StatusCode != 203 || resp.Header.Get("Content-Type") != "text/x" || len(resp.Header["X-Two"]) != 2 || resp.Header["Te"] != nil {
@@ -347,7 +349,8 @@ func TestInformationalResponses(t *testing.T) {
 	defer conn.Close()
 	fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	all, _ := io.ReadAll(conn)
-	if first, second, ok := strings.Cut(string(all), "\r\n\r\n"); !ok || !strings.HasPrefix(first, "HTTP/1.1 103") || !strings.Contains(first, "Link: </style.css>") ||
+	if first, second, ok := strings.Cut(string(all), "\r\n\r\n"); !ok || !strings.HasPrefix(first, "HTTP/1.1 103") ||
+		!strings.Contains(first, "Link: </style.css>") ||
 		!strings.HasPrefix(second, "HTTP/1.1 204") || strings.Contains(second, "Link") {
 		t.Errorf("wrong responses:\n%s", all)
 	}

@@ -93,7 +93,8 @@ func (p *planner) fuse(size int) error {
 
 // join copies the modules of all core instances.
 func (p *planner) join(size int, early bool) (*fusion, error) {
-	f := &fusion{hostOf: make(map[hostKey]int), declared: make(map[uint32]bool), exportOf: make(map[place]int), filled: make(map[uint32]uint32), early: early}
+	f := &fusion{hostOf: make(map[hostKey]int), declared: make(map[uint32]bool), exportOf: make(map[place]int),
+		filled: make(map[uint32]uint32), early: early}
 	f.left = maxFused + 2*size
 	for _, s := range p.steps {
 		m := &p.modules[s.module]
@@ -266,7 +267,8 @@ func (f *fusion) module() []byte {
 		v  vector
 	}{
 		{moduleTypes, f.types}, {moduleImports, imports}, {moduleFunctions, f.functions}, {moduleTables, f.tables}, {moduleMemories, f.memories},
-		{moduleGlobals, f.globals}, {moduleExports, exports}, {moduleElements, f.elements}, {moduleCount, vector{n: f.data.n}}, {moduleCode, f.codes},
+		{moduleGlobals, f.globals}, {moduleExports, exports}, {moduleElements, f.elements}, {moduleCount, vector{n: f.data.n}},
+		{moduleCode, f.codes},
 		{moduleData, f.data},
 	} {
 		if s.v.n > 0 && (s.id != moduleCount || f.counted) {

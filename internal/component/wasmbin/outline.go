@@ -33,7 +33,8 @@ func (o *Outline) HasExport(name string) bool { return slices.Contains(o.Exports
 func (o *Outline) CheckWASI() error {
 	for _, name := range slices.Concat(o.Exports, o.Imports) {
 		if strings.HasPrefix(name, "wasi:") && strings.Contains(name, "@0.3.") {
-			return fmt.Errorf("the component is of WASI 0.3 (%s), which Tripod does not run; build it for WASI 0.2: %w", name, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("the component is of WASI 0.3 (%s), which Tripod does not run; build it for WASI 0.2: %w", name,
+				errdefs.ErrInvalidArgument)
 		}
 	}
 	return nil

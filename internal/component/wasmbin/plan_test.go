@@ -38,7 +38,8 @@ func TestPlans(t *testing.T) {
 
 // TestNoPlan checks what the planner refuses, and that its reasons are useful.
 func TestNoPlan(t *testing.T) {
-	module := sec(1, moduleHead+sec(1, "\x01\x60\x00\x00")+sec(3, "\x01\x00")+sec(7, "\x01"+name("f")+"\x00\x00")+sec(10, "\x01\x03\x00\x01\x0b"))
+	module := sec(1, moduleHead+sec(1, "\x01\x60\x00\x00")+sec(3, "\x01\x00")+sec(7, "\x01"+name("f")+"\x00\x00")+sec(10,
+		"\x01\x03\x00\x01\x0b"))
 	started := module + sec(2, "\x01\x00\x00\x00") + sec(6, "\x01\x00\x00\x01\x00"+name("f")) + sec(7, "\x01\x40\x00\x01\x00")
 	lifted := started + sec(8, "\x01\x00\x00\x00\x00\x00")
 	// 20 components, each of which makes two instances of the next one.
@@ -57,10 +58,12 @@ func TestNoPlan(t *testing.T) {
 	}
 	const empty = "\x01\x02\x00\x0b"
 	for name, c := range map[string]struct{ text, why string }{
-		"a store without a memory":   {beside(sec(8, "\x00") + sec(10, "\x01\x09\x00\x41\x00\x41\x2a\x36\x02\x00\x0b")), "there is no item 0 of kind 2"},
-		"data without a memory":      {beside(sec(10, empty) + sec(11, "\x01\x00\x41\x00\x0b\x04evil")), "there is no item 0 of kind 2"},
-		"elements without a table":   {beside(sec(9, "\x01\x00\x41\x00\x0b\x01\x00") + sec(10, empty)), "there is no item 0 of kind 1"},
-		"a segment of another":       {beside(sec(8, "\x00") + sec(12, "\x00") + sec(10, "\x01\x05\x00\xfc\x09\x00\x0b")), "there is no segment 0"},
+		"a store without a memory": {beside(sec(8, "\x00") + sec(10, "\x01\x09\x00\x41\x00\x41\x2a\x36\x02\x00\x0b")),
+			"there is no item 0 of kind 2"},
+		"data without a memory":    {beside(sec(10, empty) + sec(11, "\x01\x00\x41\x00\x0b\x04evil")), "there is no item 0 of kind 2"},
+		"elements without a table": {beside(sec(9, "\x01\x00\x41\x00\x0b\x01\x00") + sec(10, empty)), "there is no item 0 of kind 1"},
+		"a segment of another": {beside(sec(8, "\x00") + sec(12, "\x00") + sec(10, "\x01\x05\x00\xfc\x09\x00\x0b")),
+			"there is no segment 0"},
 		"a function of another":      {beside(sec(8, "\x00") + sec(10, "\x01\x04\x00\x10\x01\x0b")), "there is no item 1 of kind 0"},
 		"an unknown instruction":     {beside(sec(8, "\x00") + sec(10, "\x01\x03\x00\x06\x0b")), "the instruction 0x6"},
 		"a type of a structure":      {beside(sec(8, "\x00") + sec(10, "\x01\x04\x00\xd0\x6b\x0b")), "values of the type 0x6b"},
@@ -70,25 +73,30 @@ func TestNoPlan(t *testing.T) {
 		"a bomb of instances":        {bomb, "more than 32 instances of components"},
 		"a bomb of definitions":      {sec(7, "\xff\xff\xff\xff\x0f"), "more than 100000 definitions"},
 		"many core instances":        {module + sec(2, "\x21"+strings.Repeat("\x00\x00\x00", 33)), "more than 32 core instances"},
-		"another component's":        {sec4(componentHead+lifted+sec(11, "\x01\x00"+name("f")+"\x01\x00\x00")) + sec(5, "\x01\x00\x00\x00") + sec(6, "\x01\x01\x00\x00"+name("f")) + sec(8, "\x01\x01\x00\x00\x00"), "a component instance calls another one"},
-		"a resource of the guest":    {sec(7, "\x01\x3f\x7f\x00") + sec(8, "\x01\x03\x00"), "defines resources"},
-		"a start function":           {sec(9, "\x01\x00\x00\x00"), "section 9"},
-		"an alias out of the file":   {sec(6, "\x01\x03\x02\x05\x00"), "leads out of the component"},
-		"an index beyond the end":    {sec(8, "\x01\x01\x00\x07\x00"), "item 7 of 0"},
-		"a module from elsewhere":    {sec(10, "\x01\x00"+name("m")+"\x00\x11\x00"), "neither an interface nor a function"},
-		"strings in UTF-16":          {started + sec(8, "\x01\x00\x00\x00\x01\x01\x00"), "UTF-16"},
-		"an asynchronous function":   {started + sec(8, "\x01\x00\x00\x00\x01\x06\x00"), "canonical option 0x6"},
-		"an import that is missing":  {sec(1, moduleHead+sec(1, "\x01\x60\x00\x00")+sec(2, "\x01"+name("m")+name("f")+"\x00\x00")) + sec(2, "\x01\x00\x00\x00"), "nothing is passed"},
-		"a reexport of the host's":   {sec(10, "\x01\x00"+name("f")+"\x01\x00") + sec(11, "\x01\x00"+name("g")+"\x01\x00\x00"), "which it imports"},
-		"an exported component":      {sec4(componentHead) + sec(11, "\x01\x00"+name("c")+"\x04\x00\x00"), "exports a component"},
-		"an instance of its imports": {sec(10, "\x01\x00"+name("a:b/c")+"\x05\x00") + sec(11, "\x01\x00"+name("a:b/c")+"\x05\x00\x00"), "exports the imported interface"},
+		"another component's": {sec4(componentHead+lifted+sec(11, "\x01\x00"+name("f")+"\x01\x00\x00")) + sec(5, "\x01\x00\x00\x00") +
+			sec(6, "\x01\x01\x00\x00"+name("f")) + sec(8, "\x01\x01\x00\x00\x00"), "a component instance calls another one"},
+		"a resource of the guest":  {sec(7, "\x01\x3f\x7f\x00") + sec(8, "\x01\x03\x00"), "defines resources"},
+		"a start function":         {sec(9, "\x01\x00\x00\x00"), "section 9"},
+		"an alias out of the file": {sec(6, "\x01\x03\x02\x05\x00"), "leads out of the component"},
+		"an index beyond the end":  {sec(8, "\x01\x01\x00\x07\x00"), "item 7 of 0"},
+		"a module from elsewhere":  {sec(10, "\x01\x00"+name("m")+"\x00\x11\x00"), "neither an interface nor a function"},
+		"strings in UTF-16":        {started + sec(8, "\x01\x00\x00\x00\x01\x01\x00"), "UTF-16"},
+		"an asynchronous function": {started + sec(8, "\x01\x00\x00\x00\x01\x06\x00"), "canonical option 0x6"},
+		"an import that is missing": {sec(1, moduleHead+sec(1, "\x01\x60\x00\x00")+sec(2, "\x01"+name("m")+name("f")+"\x00\x00")) +
+			sec(2, "\x01\x00\x00\x00"), "nothing is passed"},
+		"a reexport of the host's": {sec(10, "\x01\x00"+name("f")+"\x01\x00") + sec(11, "\x01\x00"+name("g")+"\x01\x00\x00"),
+			"which it imports"},
+		"an exported component": {sec4(componentHead) + sec(11, "\x01\x00"+name("c")+"\x04\x00\x00"), "exports a component"},
+		"an instance of its imports": {sec(10, "\x01\x00"+name("a:b/c")+"\x05\x00") + sec(11, "\x01\x00"+name("a:b/c")+"\x05\x00\x00"),
+			"exports the imported interface"},
 	} {
 		p, why, err := NewPlan([]byte(componentHead + c.text))
 		if p != nil || err != nil || !strings.Contains(why, c.why) {
 			t.Errorf("%s: NewPlan = %v, %q, %v; want %q", name, p != nil, why, err, c.why)
 		}
 	}
-	if p, why, err := NewPlan([]byte(componentHead + lifted + sec(11, "\x01\x00"+name("f")+"\x01\x00\x00"))); err != nil || why != "" || len(p.Module.Exports) != 1 || p.Exports["f"].Func != "0" {
+	if p, why, err := NewPlan([]byte(componentHead + lifted + sec(11, "\x01\x00"+name("f")+"\x01\x00\x00"))); err != nil || why != "" ||
+		len(p.Module.Exports) != 1 || p.Exports["f"].Func != "0" {
 		t.Errorf("a simple component: %+v, %q, %v", p, why, err)
 	}
 }
@@ -100,7 +108,8 @@ func sec4(component string) string {
 }
 
 func FuzzPlan(f *testing.F) {
-	for _, file := range []string{"../../../examples/wasm/greeter-c/greeter-c.wasm", "../../../examples/wasm/hello-http-c/hello-http-c.wasm", "../engine/testdata/parts.wasm"} {
+	for _, file := range []string{"../../../examples/wasm/greeter-c/greeter-c.wasm", "../../../examples/wasm/hello-http-c/hello-http-c.wasm",
+		"../engine/testdata/parts.wasm"} {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			f.Fatal(err)

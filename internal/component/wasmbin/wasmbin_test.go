@@ -37,7 +37,8 @@ func TestModule(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"wasi f", "env table", "env memory", "env global", "env tag"}
-	if o.Component || !slices.Equal(o.Imports, want) || !o.HasExport("_start") || !o.HasExport("memory") || o.HasExport("f") || !slices.Equal(o.Custom, []string{"note"}) {
+	if o.Component || !slices.Equal(o.Imports, want) || !o.HasExport("_start") || !o.HasExport("memory") || o.HasExport("f") ||
+		!slices.Equal(o.Custom, []string{"note"}) {
 		t.Errorf("%+v", o)
 	}
 }
@@ -57,7 +58,8 @@ func TestComponent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !o.Component || !slices.Equal(o.Imports, []string{"wasi:io/error@0.2.0", "f", "m", "v", "t", "r", "s"}) || !slices.Equal(o.Exports, []string{"a:b/c", "run", "core"}) {
+	if !o.Component || !slices.Equal(o.Imports, []string{"wasi:io/error@0.2.0", "f", "m", "v", "t", "r", "s"}) ||
+		!slices.Equal(o.Exports, []string{"a:b/c", "run", "core"}) {
 		t.Errorf("%+v", o)
 	}
 }
@@ -192,7 +194,8 @@ func TestSkeleton(t *testing.T) {
 		}
 		after, err := Read(bytes.NewReader(bare), int64(len(bare)))
 		if err != nil || !slices.Equal(before.Imports, after.Imports) || !slices.Equal(before.Exports, after.Exports) || len(bare) > len(data)/2 {
-			t.Errorf("the skeleton of %s has %d of %d bytes, %+v, %v; want the imports and exports of %+v", file, len(bare), len(data), after, err, before)
+			t.Errorf("the skeleton of %s has %d of %d bytes, %+v, %v; want the imports and exports of %+v", file, len(bare), len(data), after, err,
+				before)
 		}
 	}
 }

@@ -121,7 +121,8 @@ func TestEqual(t *testing.T) {
 		{enum("a", "b"), enum("a", "c"), `case 1 is "b", not "c"`}, {enum("a"), enum("a", "b"), "1 cases"},
 		{own("i#r"), own("i#s"), "own<i#r>, not own<i#s>"}, {own("i#r"), own(""), ""},
 		{&wit.Type{Kind: wit.Result, Ok: u8}, &wit.Type{Kind: wit.Result, Err: u8}, "ok: u8, not _"},
-		{&wit.Type{Kind: wit.Tuple, Fields: []wit.Field{{Type: u8}}}, &wit.Type{Kind: wit.Tuple, Fields: []wit.Field{{Type: str}}}, "0: u8, not string"},
+		{&wit.Type{Kind: wit.Tuple, Fields: []wit.Field{{Type: u8}}}, &wit.Type{Kind: wit.Tuple, Fields: []wit.Field{{Type: str}}},
+			"0: u8, not string"},
 	} {
 		err := wit.Equal(tc.a, tc.b)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
@@ -169,7 +170,8 @@ func TestReader(t *testing.T) {
 	b = wit.AppendCase(b, 12)
 	r := wit.NewReader(b)
 	if !r.Bool() || r.U8() != 2 || r.U16() != 3 || r.U32() != 4 || r.U64() != 5 || r.F32() != 6 || r.F64() != 7 || r.String() != "eight" ||
-		string(r.Bytes()) != "\x09" || r.Option() || !r.Option() || r.Case(13) != 12 || r.Err() != nil || len(r.Rest()) != 0 || r.Pos() != len(b) {
+		string(r.Bytes()) != "\x09" || r.Option() || !r.Option() || r.Case(13) != 12 || r.Err() != nil || len(r.Rest()) != 0 ||
+		r.Pos() != len(b) {
 		t.Errorf("the Reader returned other values; error %v, %d bytes left", r.Err(), len(r.Rest()))
 	}
 	if r.U8() != 0 || r.Err() == nil || r.Bytes() != nil || r.U64() != 0 {

@@ -263,7 +263,8 @@ func (e *endpoint) probe(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, e.Timeout)
 	defer cancel()
 	reply := &runtimeapi.VersionResponse{}
-	err := e.runtime.Invoke(limited, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, reply, grpc.WaitForReady(true))
+	err := e.runtime.Invoke(limited, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, reply,
+		grpc.WaitForReady(true))
 	if err != nil {
 		reason := errors.New(status.Convert(err).Message())
 		if status.Code(err) == codes.DeadlineExceeded {

@@ -31,7 +31,8 @@ func fullName(name string) string {
 
 func isNamed(i *runtimeapi.Image, name string) bool {
 	full := fullName(name)
-	return i.GetId() == name || "sha256:"+name == i.GetId() || slices.Contains(i.GetRepoTags(), full) || slices.Contains(i.GetRepoDigests(), full)
+	return i.GetId() == name || "sha256:"+name == i.GetId() || slices.Contains(i.GetRepoTags(), full) ||
+		slices.Contains(i.GetRepoDigests(), full)
 }
 
 // mergeImages merges this node's images with those of the endpoints. An image that several have is one image.

@@ -61,7 +61,8 @@ var (
 			f, p := req.(interface {
 				GetFilter() *runtimeapi.PodSandboxFilter
 			}).GetFilter(), item.(*runtimeapi.PodSandbox)
-			return strings.HasPrefix(p.GetId(), f.GetId()) && (f.GetState() == nil || f.GetState().GetState() == p.GetState()) && matches(f.GetLabelSelector(), p.GetLabels())
+			return strings.HasPrefix(p.GetId(), f.GetId()) && (f.GetState() == nil || f.GetState().GetState() == p.GetState()) &&
+				matches(f.GetLabelSelector(), p.GetLabels())
 		},
 	}
 	containerList = &listing{
@@ -93,7 +94,8 @@ var (
 		merge: mergeImages,
 	}
 	podStatsList = &listing{
-		unary: runtimeapi.RuntimeService_ListPodSandboxStats_FullMethodName, stream: runtimeapi.RuntimeService_StreamPodSandboxStats_FullMethodName,
+		unary:   runtimeapi.RuntimeService_ListPodSandboxStats_FullMethodName,
+		stream:  runtimeapi.RuntimeService_StreamPodSandboxStats_FullMethodName,
 		request: func() proto.Message { return &runtimeapi.ListPodSandboxStatsRequest{} },
 		selects: func(req proto.Message) ([]string, bool) {
 			f := req.(interface {
@@ -126,7 +128,8 @@ var (
 		},
 	}
 	podMetricsList = &listing{
-		unary: runtimeapi.RuntimeService_ListPodSandboxMetrics_FullMethodName, stream: runtimeapi.RuntimeService_StreamPodSandboxMetrics_FullMethodName,
+		unary:   runtimeapi.RuntimeService_ListPodSandboxMetrics_FullMethodName,
+		stream:  runtimeapi.RuntimeService_StreamPodSandboxMetrics_FullMethodName,
 		request: func() proto.Message { return &runtimeapi.ListPodSandboxMetricsRequest{} },
 		selects: func(proto.Message) ([]string, bool) { return nil, false },
 		keep:    func(_ *owners, _, _ proto.Message) bool { return true },

@@ -141,7 +141,8 @@ func newOrder(given, wanted labelKeys) order {
 func (o order) pod(m *runtimeapi.PodSandboxMetrics) *runtimeapi.PodSandboxMetrics {
 	p := &runtimeapi.PodSandboxMetrics{PodSandboxId: m.GetPodSandboxId(), Metrics: o.metrics(m.GetMetrics())}
 	for _, c := range m.GetContainerMetrics() {
-		p.ContainerMetrics = append(p.ContainerMetrics, &runtimeapi.ContainerMetrics{ContainerId: c.GetContainerId(), Metrics: o.metrics(c.GetMetrics())})
+		p.ContainerMetrics = append(p.ContainerMetrics,
+			&runtimeapi.ContainerMetrics{ContainerId: c.GetContainerId(), Metrics: o.metrics(c.GetMetrics())})
 	}
 	return p
 }

@@ -47,12 +47,15 @@ func TestMergeMetrics(t *testing.T) {
 		given    []*runtimeapi.Metric
 		want     []*runtimeapi.Metric
 	}{
-		{nil, []*runtimeapi.Metric{value("cpu", "p", "1"), value("ours", "p")}, []*runtimeapi.Metric{value("cpu", "p", "1", ""), value("ours", "p")}},
-		{back, []*runtimeapi.Metric{value("cpu", "1", "p", "n"), value("same", "p", "1"), value("theirs", "1"), value("unknown", "x"), value("cpu", "1")},
+		{nil, []*runtimeapi.Metric{value("cpu", "p", "1"), value("ours", "p")},
+			[]*runtimeapi.Metric{value("cpu", "p", "1", ""), value("ours", "p")}},
+		{back, []*runtimeapi.Metric{value("cpu", "1", "p", "n"), value("same", "p", "1"), value("theirs", "1"), value("unknown", "x"),
+			value("cpu", "1")},
 			[]*runtimeapi.Metric{value("cpu", "p", "1", "n"), value("same", "p", "1"), value("theirs", "1")}},
 	} {
 		pod := func(m []*runtimeapi.Metric) *runtimeapi.PodSandboxMetrics {
-			return &runtimeapi.PodSandboxMetrics{PodSandboxId: "p", Metrics: m, ContainerMetrics: []*runtimeapi.ContainerMetrics{{ContainerId: "1", Metrics: m}}}
+			return &runtimeapi.PodSandboxMetrics{PodSandboxId: "p", Metrics: m,
+				ContainerMetrics: []*runtimeapi.ContainerMetrics{{ContainerId: "1", Metrics: m}}}
 		}
 		got := mergeMetrics(t.Context(), r, []part{{c.endpoint, []proto.Message{pod(c.given)}}})
 		if !proto.Equal(got[0], pod(c.want)) {
@@ -71,7 +74,8 @@ type describer struct {
 	err   error
 }
 
-func (d *describer) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+func (d *describer) ListMetricDescriptors(context.Context,
+	*runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	d.asked.Add(1)
 	return &runtimeapi.ListMetricDescriptorsResponse{}, d.err
 }
@@ -100,7 +104,8 @@ func TestDescriptorsAreAskedOnce(t *testing.T) {
 			runtimeapi.RegisterRuntimeServiceServer(s, d)
 			go func() { _ = s.Serve(l) }()
 			t.Cleanup(s.Stop)
-			e, err := newEndpoint(Endpoint{Name: "back", Runtime: socket, Images: socket, Timeout: time.Minute}, 1<<20, slog.New(slog.DiscardHandler))
+			e, err := newEndpoint(Endpoint{Name: "back", Runtime: socket, Images: socket, Timeout: time.Minute}, 1<<20,
+				slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}

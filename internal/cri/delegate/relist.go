@@ -203,7 +203,8 @@ func (e *endpoint) describe(ctx context.Context, p *runtimeapi.PodSandbox, now v
 	if now.pods[p.GetId()] == nil {
 		return d, nil
 	}
-	reply, err := e.read(ctx, runtimeapi.RuntimeService_PodSandboxStatus_FullMethodName, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.GetId()})
+	reply, err := e.read(ctx, runtimeapi.RuntimeService_PodSandboxStatus_FullMethodName,
+		&runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.GetId()})
 	if err == nil {
 		d.PodSandboxStatus = reply.(*runtimeapi.PodSandboxStatusResponse).GetStatus()
 	}

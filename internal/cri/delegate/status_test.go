@@ -15,7 +15,8 @@ func usage(path string, bytes uint64) *runtimeapi.FilesystemUsage {
 
 func TestJoinUsage(t *testing.T) {
 	a, b := t.TempDir(), t.TempDir() // on one file system
-	got := joinUsage([]*runtimeapi.FilesystemUsage{usage(a, 100), usage(b, 20), usage(a, 100), usage("/proc", 3), usage("/no/such/directory", 7)})
+	got := joinUsage([]*runtimeapi.FilesystemUsage{usage(a, 100), usage(b, 20), usage(a, 100), usage("/proc", 3),
+		usage("/no/such/directory", 7)})
 	want := []struct {
 		path          string
 		bytes, inodes uint64
@@ -24,7 +25,8 @@ func TestJoinUsage(t *testing.T) {
 		t.Fatalf("got %v, want %d entries", got, len(want))
 	}
 	for i, w := range want {
-		if g := got[i]; g.GetFsId().GetMountpoint() != w.path || g.GetUsedBytes().GetValue() != w.bytes || g.GetInodesUsed().GetValue() != w.inodes {
+		if g := got[i]; g.GetFsId().GetMountpoint() != w.path || g.GetUsedBytes().GetValue() != w.bytes ||
+			g.GetInodesUsed().GetValue() != w.inodes {
 			t.Errorf("entry %d: got %v, want %+v", i, g, w)
 		}
 	}
@@ -34,9 +36,11 @@ func TestJoinConditions(t *testing.T) {
 	condition := func(name string, status bool) *runtimeapi.RuntimeCondition {
 		return &runtimeapi.RuntimeCondition{Type: name, Status: status, Reason: "R", Message: "M"}
 	}
-	own := &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{condition(runtimeapi.RuntimeReady, true), condition(runtimeapi.NetworkReady, false)}}
+	own := &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{condition(runtimeapi.RuntimeReady, true),
+		condition(runtimeapi.NetworkReady, false)}}
 	theirs := &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
-		condition(runtimeapi.RuntimeReady, false), condition(runtimeapi.NetworkReady, false), condition("ContainerdHasNoDeprecationWarnings", false),
+		condition(runtimeapi.RuntimeReady, false), condition(runtimeapi.NetworkReady, false),
+		condition("ContainerdHasNoDeprecationWarnings", false),
 	}}
 	joinConditions(own, "c", theirs, nil)
 	want := []string{

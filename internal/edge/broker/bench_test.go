@@ -70,10 +70,11 @@ func paho5Pair(b *testing.B, s *server, delivered *atomic.Int64) pair {
 	connect := func(id string) *paho.Client {
 		c, err := net.Dial("tcp", s.address)
 		require.NoError(b, err)
-		client := paho.NewClient(paho.ClientConfig{Conn: packets.NewThreadSafeConn(c), OnPublishReceived: []func(paho.PublishReceived) (bool, error){func(paho.PublishReceived) (bool, error) {
-			delivered.Add(1)
-			return true, nil
-		}}})
+		client := paho.NewClient(paho.ClientConfig{Conn: packets.NewThreadSafeConn(c),
+			OnPublishReceived: []func(paho.PublishReceived) (bool, error){func(paho.PublishReceived) (bool, error) {
+				delivered.Add(1)
+				return true, nil
+			}}})
 		_, err = client.Connect(patient(b), &paho.Connect{ClientID: id, KeepAlive: 60, CleanStart: true})
 		require.NoError(b, err)
 		return client
@@ -82,7 +83,8 @@ func paho5Pair(b *testing.B, s *server, delivered *atomic.Int64) pair {
 	_, err := sub.Subscribe(patient(b), &paho.Subscribe{Subscriptions: []paho.SubscribeOptions{{Topic: "bench/paho5", QoS: 1}}})
 	require.NoError(b, err)
 	return pair{"paho5", func(qos byte, payload []byte) error {
-		_, err := pub.PublishWithOptions(context.Background(), &paho.Publish{Topic: "bench/paho5", QoS: qos, Payload: payload}, paho.PublishOptions{Method: paho.PublishMethod_AsyncSend})
+		_, err := pub.PublishWithOptions(context.Background(), &paho.Publish{Topic: "bench/paho5", QoS: qos, Payload: payload},
+			paho.PublishOptions{Method: paho.PublishMethod_AsyncSend})
 		return err
 	}}
 }

@@ -75,7 +75,8 @@ func TestClockJumps(t *testing.T) {
 	t.Run("forwards", func(t *testing.T) {
 		s := start(t, written(t, file(time.Now().Add(-years), time.Hour)))
 		require.Eventually(t, func() bool { return s.Stats().Sessions == 0 }, time.Minute, time.Millisecond, "the session has ended")
-		require.Eventually(t, func() bool { return s.Stats().Retained == 1 }, time.Minute, time.Millisecond, "the message has expired, and the will is published")
+		require.Eventually(t, func() bool { return s.Stats().Retained == 1 }, time.Minute, time.Millisecond,
+			"the message has expired, and the will is published")
 	})
 	t.Run("back", func(t *testing.T) {
 		path := written(t, file(time.Now().Add(years), time.Hour))

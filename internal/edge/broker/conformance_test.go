@@ -151,7 +151,9 @@ func checkFlap(t *testing.T, s *server, protocol int) {
 	connected := make(chan bool, 10)
 	sub, in := connect(t, s, mqtt.Config{Protocol: protocol, ClientID: "sub", SessionExpiry: time.Hour})
 	require.NoError(t, sub.Subscribe(ctx, "flap", 1, mqtt.SubscribeOptions{}))
-	pub, _ := connect(t, s, mqtt.Config{Protocol: protocol, ClientID: "pub", SessionExpiry: time.Hour, OnConnect: func(_ context.Context, resumed bool) { connected <- resumed }})
+	pub, _ := connect(t, s,
+		mqtt.Config{Protocol: protocol, ClientID: "pub", SessionExpiry: time.Hour,
+			OnConnect: func(_ context.Context, resumed bool) { connected <- resumed }})
 	<-connected
 	for round := range 3 {
 		require.NoError(t, pub.Publish(ctx, "flap", 1, false, fmt.Appendf(nil, "before %d", round)))
@@ -183,7 +185,8 @@ func checkFlap(t *testing.T, s *server, protocol int) {
 func checkTakeOver(t *testing.T, s *server, protocol int) {
 	ctx := patient(t)
 	lost := make(chan error, 10)
-	one, _ := connect(t, s, mqtt.Config{Protocol: protocol, ClientID: "same", BackoffMin: time.Hour, OnDisconnect: func(err error) { lost <- err }})
+	one, _ := connect(t, s,
+		mqtt.Config{Protocol: protocol, ClientID: "same", BackoffMin: time.Hour, OnDisconnect: func(err error) { lost <- err }})
 	two, in := connect(t, s, mqtt.Config{Protocol: protocol, ClientID: "same"})
 	require.Error(t, <-lost)
 	require.NoError(t, one.Close(ctx))

@@ -134,7 +134,8 @@ func (c *converter) putMessages() error {
 				return err
 			}
 			// The identifiers of messages with QoS 2 go on, because the client may have the message.
-			e := entryRecord{Message: body, QoS: max(m.Header.QoS, 1), Retain: m.Header.Retain, Released: packet.Type(m.Header.Type) == packet.PUBREL}
+			e := entryRecord{Message: body, QoS: max(m.Header.QoS, 1), Retain: m.Header.Retain,
+				Released: packet.Type(m.Header.Type) == packet.PUBREL}
 			if e.Released {
 				e.QoS = 2
 			}
@@ -164,5 +165,6 @@ func (c *converter) body(m message1) (uint64, error) {
 		p.AddUser(u.Key, u.Value)
 	}
 	c.last++
-	return c.last, c.put(bodyKey+number(c.last), body{Topic: m.Topic, Payload: m.Payload, Props: p.AppendForwarded(nil), QoS: m.Header.QoS, Retain: m.Header.Retain, From: m.Origin})
+	return c.last, c.put(bodyKey+number(c.last),
+		body{Topic: m.Topic, Payload: m.Payload, Props: p.AppendForwarded(nil), QoS: m.Header.QoS, Retain: m.Header.Retain, From: m.Origin})
 }

@@ -37,14 +37,16 @@ func TestConvert(t *testing.T) {
 	}))
 	require.NoError(t, db.Close())
 	for range 2 { // the second time, there is nothing to convert
-		b, err := New(Config{Address: "127.0.0.1:0", Path: path, Users: []User{{Name: "alice", Realms: []string{"t"}}}, Log: slog.New(slog.DiscardHandler)})
+		b, err := New(Config{Address: "127.0.0.1:0", Path: path, Users: []User{{Name: "alice", Realms: []string{"t"}}},
+			Log: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
 		st := b.Stats()
 		assert.Equal(t, Stats{Sessions: 1, Subscriptions: 1, Retained: 1, Inflight: 2, Limits: st.Limits}, st)
 		c, err := net.Dial("tcp", b.Addresses()[0])
 		require.NoError(t, err)
 		require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
-		hello := &packet.Connect{ClientID: "node", HasUsername: true, Username: "alice", Properties: (&packet.Properties{}).SetNumber(packet.SessionExpiry, 3600)}
+		hello := &packet.Connect{ClientID: "node", HasUsername: true, Username: "alice",
+			Properties: (&packet.Properties{}).SetNumber(packet.SessionExpiry, 3600)}
 		_, err = c.Write(packet.Append(nil, hello, 5))
 		require.NoError(t, err)
 		r := reader{conn: newConn(c, b.(*server))}

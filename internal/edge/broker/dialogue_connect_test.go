@@ -168,16 +168,17 @@ func TestDialogueConnect(t *testing.T) {
 			c.ping()
 		}},
 		// MQTT-3.1.4-6: nothing is processed after a refusal.
-		{name: "packets after a refused CONNECT", config: &broker.Config{Users: []broker.User{{Name: "alice", Realms: []string{"a"}}}}, run: levels(func(t *testing.T, s *server, level byte) {
-			watch, _ := login(t, s, level, hello{id: "watch", user: ptr("alice")})
-			watch.join(1, "a/#")
-			c := dialLink(t, s, level)
-			c.send(append(hello{id: "c", user: ptr("mallory")}.encode(level), message{topic: "a/x", payload: "m", qos: 1, id: 1}.encode(level)...))
-			refusedConnect(t, c, "mallory", 0x86, 0x87)
-			other, _ := login(t, s, level, hello{id: "other", user: ptr("alice")})
-			other.publish(message{topic: "a/x", payload: "last", qos: 1})
-			assert.Equal(t, "last", watch.receive().payload)
-		})},
+		{name: "packets after a refused CONNECT", config: &broker.Config{Users: []broker.User{{Name: "alice", Realms: []string{"a"}}}},
+			run: levels(func(t *testing.T, s *server, level byte) {
+				watch, _ := login(t, s, level, hello{id: "watch", user: ptr("alice")})
+				watch.join(1, "a/#")
+				c := dialLink(t, s, level)
+				c.send(append(hello{id: "c", user: ptr("mallory")}.encode(level), message{topic: "a/x", payload: "m", qos: 1, id: 1}.encode(level)...))
+				refusedConnect(t, c, "mallory", 0x86, 0x87)
+				other, _ := login(t, s, level, hello{id: "other", user: ptr("alice")})
+				other.publish(message{topic: "a/x", payload: "last", qos: 1})
+				assert.Equal(t, "last", watch.receive().payload)
+			})},
 		// MQTT-3.1.3-5: the identifiers that every server takes.
 		{name: "identifiers of 1 to 23 letters and digits", run: levels(func(t *testing.T, s *server, level byte) {
 			for _, id := range []string{"0", "0123456789abcdefghijklm", "nopqrstuvwxyzABCDEFGHIJ", "KLMNOPQRSTUVWXYZ"} {
@@ -251,19 +252,20 @@ func TestDialogueConnect(t *testing.T) {
 			_, ack = login(t, s, 5, keeping("c"))
 			assert.True(t, ack.session)
 		}},
-		{name: "DISCONNECT with a shorter session expiry before a restart", wrong: "the interval begins again", restarts: true, run: func(t *testing.T, s *server) {
-			c, _ := login(t, s, 5, keeping("c"))
-			c.disconnect(0, property(sessionExpiry, 1))
-			kept, _ := login(t, s, 5, keeping("kept"))
-			kept.disconnect(0, property(sessionExpiry, 200))
-			s.stop(t)
-			elapse(2500 * time.Millisecond)
-			s.start(t)
-			_, ack := login(t, s, 5, keeping("c"))
-			assert.False(t, ack.session)
-			_, ack = login(t, s, 5, keeping("kept"))
-			assert.True(t, ack.session)
-		}},
+		{name: "DISCONNECT with a shorter session expiry before a restart", wrong: "the interval begins again", restarts: true,
+			run: func(t *testing.T, s *server) {
+				c, _ := login(t, s, 5, keeping("c"))
+				c.disconnect(0, property(sessionExpiry, 1))
+				kept, _ := login(t, s, 5, keeping("kept"))
+				kept.disconnect(0, property(sessionExpiry, 200))
+				s.stop(t)
+				elapse(2500 * time.Millisecond)
+				s.start(t)
+				_, ack := login(t, s, 5, keeping("c"))
+				assert.False(t, ack.session)
+				_, ack = login(t, s, 5, keeping("kept"))
+				assert.True(t, ack.session)
+			}},
 		{name: "DISCONNECT begins no session expiry", run: func(t *testing.T, s *server) {
 			c, _ := login(t, s, 5, hello{id: "c"})
 			c.send(packet(0xe0, append([]byte{0}, properties(property(sessionExpiry, 60))...)))
@@ -277,24 +279,27 @@ func TestDialogueConnect(t *testing.T) {
 		})},
 		// MQTT-3.1.0-1, MQTT-3.14.0-1: the first packet is CONNECT.
 		{name: "first packet is not CONNECT", run: levels(func(t *testing.T, s *server, level byte) {
-			for _, first := range [][]byte{{0xc0, 0}, message{topic: "t"}.encode(level), packet(0x82, append([]byte{0, 1}, append(str("t"), 0)...)), {0xe0, 0}, {0xf0, 0}} {
+			for _, first := range [][]byte{{0xc0, 0}, message{topic: "t"}.encode(level), packet(0x82, append([]byte{0, 1}, append(str("t"), 0)...)),
+				{0xe0, 0}, {0xf0, 0}} {
 				c := dialLink(t, s, level)
 				c.send(first)
 				assert.Empty(t, c.closed(), "MQTT-3.2.0-1, MQTT-3.14.0-1: nothing comes before CONNACK")
 			}
 		})},
 		// 2.1.2: packets that only a server sends.
-		{name: "packets of a server", wrong: "takes SUBACK, and closes without DISCONNECT", run: levels(func(t *testing.T, s *server, level byte) {
-			for _, b := range [][]byte{{0x20, 2, 0, 0}, {0x20, 3, 0, 0, 0}, {0x90, 3, 0, 1, 0}, {0xb0, 2, 0, 1}, {0xb0, 4, 0, 1, 0, 0}, {0xd0, 0}} {
-				c, _ := login(t, s, level, hello{id: "c"})
-				c.send(b)
-				c.refused(0x81, 0x82)
-			}
-		})},
+		{name: "packets of a server", wrong: "takes SUBACK, and closes without DISCONNECT",
+			run: levels(func(t *testing.T, s *server, level byte) {
+				for _, b := range [][]byte{{0x20, 2, 0, 0}, {0x20, 3, 0, 0, 0}, {0x90, 3, 0, 1, 0}, {0xb0, 2, 0, 1}, {0xb0, 4, 0, 1, 0, 0}, {0xd0, 0}} {
+					c, _ := login(t, s, level, hello{id: "c"})
+					c.send(b)
+					c.refused(0x81, 0x82)
+				}
+			})},
 		// 4.12, MQTT-4.12.0-6 and -7: without a method in CONNECT there is no AUTH.
 		{name: "AUTH without a method", wrong: "closes without DISCONNECT", run: func(t *testing.T, s *server) {
 			for _, b := range [][]byte{
-				{0xf0, 0}, packet(0xf0, append([]byte{0x18}, properties(property(authMethod, "x"))...)), packet(0xf0, append([]byte{0x19}, properties(property(authMethod, "x"))...)),
+				{0xf0, 0}, packet(0xf0, append([]byte{0x18}, properties(property(authMethod, "x"))...)),
+				packet(0xf0, append([]byte{0x19}, properties(property(authMethod, "x"))...)),
 			} {
 				c, _ := login(t, s, 5, hello{id: "c"})
 				c.send(b)

@@ -176,27 +176,29 @@ func TestDialogueTopicAliases(t *testing.T) {
 			c.refused(0x82, 0x94)
 		}},
 		// 5.4.2, 3.3.2.3.4: rules are asked about the topic, not about the alias.
-		{name: "inbound alias is checked", config: &broker.Config{Users: []broker.User{{Name: "alice", Realms: []string{"hers"}}, {Name: "root", Read: []string{"#"}}}}, run: func(t *testing.T, s *server) {
-			watch, _ := login(t, s, 5, hello{id: "watch", user: ptr("root")})
-			watch.join(1, "#")
-			c, ack := login(t, s, 5, hello{id: "c", user: ptr("alice")})
-			announced(t, ack)
-			assert.Less(t, c.publish(message{topic: "hers/x", payload: "first", qos: 1, props: alias(1)}).code, byte(0x80))
-			assert.Less(t, c.publish(message{payload: "second", qos: 1, props: alias(1)}).code, byte(0x80))
-			assert.Equal(t, []string{"first", "second"}, watch.payloads(2))
-			c.send(message{topic: "theirs/x", payload: "third", qos: 1, id: 20, props: alias(1)}.encode(5))
-			c.send(message{payload: "fourth", qos: 1, id: 21, props: alias(1)}.encode(5))
-			for range 2 {
-				if f := c.next(); f.kind == typeDisconnect {
-					break
-				} else {
-					assert.GreaterOrEqual(t, f.code, byte(0x80))
+		{name: "inbound alias is checked",
+			config: &broker.Config{Users: []broker.User{{Name: "alice", Realms: []string{"hers"}}, {Name: "root", Read: []string{"#"}}}},
+			run: func(t *testing.T, s *server) {
+				watch, _ := login(t, s, 5, hello{id: "watch", user: ptr("root")})
+				watch.join(1, "#")
+				c, ack := login(t, s, 5, hello{id: "c", user: ptr("alice")})
+				announced(t, ack)
+				assert.Less(t, c.publish(message{topic: "hers/x", payload: "first", qos: 1, props: alias(1)}).code, byte(0x80))
+				assert.Less(t, c.publish(message{payload: "second", qos: 1, props: alias(1)}).code, byte(0x80))
+				assert.Equal(t, []string{"first", "second"}, watch.payloads(2))
+				c.send(message{topic: "theirs/x", payload: "third", qos: 1, id: 20, props: alias(1)}.encode(5))
+				c.send(message{payload: "fourth", qos: 1, id: 21, props: alias(1)}.encode(5))
+				for range 2 {
+					if f := c.next(); f.kind == typeDisconnect {
+						break
+					} else {
+						assert.GreaterOrEqual(t, f.code, byte(0x80))
+					}
 				}
-			}
-			other, _ := login(t, s, 5, hello{id: "other", user: ptr("alice")})
-			other.publish(message{topic: "hers/x", payload: "last", qos: 1})
-			assert.Equal(t, "last", watch.receive().payload)
-		}},
+				other, _ := login(t, s, 5, hello{id: "other", user: ptr("alice")})
+				other.publish(message{topic: "hers/x", payload: "last", qos: 1})
+				assert.Equal(t, "last", watch.receive().payload)
+			}},
 		// MQTT-3.1.2-26, -27, MQTT-3.3.2-7, -11: link.resolve checks maximum and definitions.
 		{name: "outbound", restarts: true, run: func(t *testing.T, s *server) {
 			topics := []string{"a", "b", "a", "c", "d", "a", "b"}

@@ -37,7 +37,8 @@ func TestDialogueAcknowledgements(t *testing.T) {
 		// MQTT-3.1.2-29: Reason String and User Property only in PUBLISH, CONNACK and DISCONNECT.
 		{name: "Request Problem Information 0", run: func(t *testing.T, s *server) {
 			c, _ := login(t, s, 5, hello{id: "c", props: [][]byte{property(requestProblem, 0)}})
-			answers := []frame{c.publish(message{topic: "nobody", qos: 1}), c.publish(message{topic: "nobody", qos: 2}), c.publish(message{topic: "$SYS/x", qos: 1})}
+			answers := []frame{c.publish(message{topic: "nobody", qos: 1}), c.publish(message{topic: "nobody", qos: 2}),
+				c.publish(message{topic: "$SYS/x", qos: 1})}
 			c.ack(typePubrel, 999)
 			answers = append(answers, c.want(typePubcomp))
 			c.send(packet(0xa2, slices.Concat([]byte{0, 90, 0}, str("unknown"))))
@@ -107,23 +108,24 @@ func TestDialogueAcknowledgements(t *testing.T) {
 func TestDialogueQoS2(t *testing.T) {
 	hold(t, []dialogue{
 		// MQTT-4.3.3-10, -12: until PUBREL the identifier is taken, whatever DUP says.
-		{name: "same identifier before PUBREL is a duplicate", wrong: "ends the connection with 0x82", run: levels(func(t *testing.T, s *server, level byte) {
-			sub, _ := login(t, s, level, hello{id: "sub"})
-			sub.join(2, "t")
-			c, _ := login(t, s, level, hello{id: "c"})
-			for _, dup := range []bool{false, false, true} {
-				c.send(message{topic: "t", payload: "once", qos: 2, id: 5, dup: dup}.encode(level))
-				ack := c.want(typePubrec)
-				assert.EqualValues(t, 5, ack.id)
-				assert.Less(t, ack.code, byte(0x80))
-			}
-			c.ack(typePubrel, 5)
-			c.want(typePubcomp)
-			assert.Equal(t, "once", sub.receive().payload)
-			c.publish(message{topic: "t", payload: "again", qos: 2, id: 5})
-			assert.Equal(t, "again", sub.receive().payload, "after PUBCOMP the identifier is free")
-			sub.quiet(c)
-		})},
+		{name: "same identifier before PUBREL is a duplicate", wrong: "ends the connection with 0x82",
+			run: levels(func(t *testing.T, s *server, level byte) {
+				sub, _ := login(t, s, level, hello{id: "sub"})
+				sub.join(2, "t")
+				c, _ := login(t, s, level, hello{id: "c"})
+				for _, dup := range []bool{false, false, true} {
+					c.send(message{topic: "t", payload: "once", qos: 2, id: 5, dup: dup}.encode(level))
+					ack := c.want(typePubrec)
+					assert.EqualValues(t, 5, ack.id)
+					assert.Less(t, ack.code, byte(0x80))
+				}
+				c.ack(typePubrel, 5)
+				c.want(typePubcomp)
+				assert.Equal(t, "once", sub.receive().payload)
+				c.publish(message{topic: "t", payload: "again", qos: 2, id: 5})
+				assert.Equal(t, "again", sub.receive().payload, "after PUBCOMP the identifier is free")
+				sub.quiet(c)
+			})},
 		// MQTT-4.3.3-10, 4.1: the identifiers that were received are part of the session.
 		{name: "duplicate over a new connection", run: func(t *testing.T, s *server) {
 			sub, _ := login(t, s, 5, hello{id: "sub"})
@@ -234,27 +236,28 @@ func TestDialogueQoS2(t *testing.T) {
 			c.quiet(c)
 		})},
 		// MQTT-3.3.4-2, MQTT-3.9.3-1: overlapping subscriptions, each with its own QoS.
-		{name: "greatest QoS of overlapping subscriptions", wrong: "sends 3.1.1 the QoS of one of them", run: levels(func(t *testing.T, s *server, level byte) {
-			c, _ := login(t, s, level, hello{id: "c"})
-			body := []byte{0, 90}
-			if level == 5 {
-				body = append(body, 0)
-			}
-			for i, filter := range []string{"t/+", "t/#", "+/1"} {
-				body = append(append(body, str(filter)...), []byte{0, 2, 1}[i])
-			}
-			c.send(packet(0x82, body))
-			assert.Equal(t, []byte{0, 2, 1}, c.want(typeSuback).codes, "in the order of the filters")
-			c.publish(message{topic: "t/1", payload: "m", qos: 2})
-			c.join(2, "end")
-			c.publish(message{topic: "end", qos: 2})
-			var granted []byte
-			for f := c.receive(); f.topic != "end"; f = c.receive() {
-				granted = append(granted, f.qos())
-			}
-			assert.Contains(t, granted, byte(2))
-			assert.LessOrEqual(t, len(granted), 3)
-		})},
+		{name: "greatest QoS of overlapping subscriptions", wrong: "sends 3.1.1 the QoS of one of them",
+			run: levels(func(t *testing.T, s *server, level byte) {
+				c, _ := login(t, s, level, hello{id: "c"})
+				body := []byte{0, 90}
+				if level == 5 {
+					body = append(body, 0)
+				}
+				for i, filter := range []string{"t/+", "t/#", "+/1"} {
+					body = append(append(body, str(filter)...), []byte{0, 2, 1}[i])
+				}
+				c.send(packet(0x82, body))
+				assert.Equal(t, []byte{0, 2, 1}, c.want(typeSuback).codes, "in the order of the filters")
+				c.publish(message{topic: "t/1", payload: "m", qos: 2})
+				c.join(2, "end")
+				c.publish(message{topic: "end", qos: 2})
+				var granted []byte
+				for f := c.receive(); f.topic != "end"; f = c.receive() {
+					granted = append(granted, f.qos())
+				}
+				assert.Contains(t, granted, byte(2))
+				assert.LessOrEqual(t, len(granted), 3)
+			})},
 		// MQTT-3.3.1-1, -2: DUP says that the same packet was sent before, queueing does not count.
 		{name: "DUP on the second delivery only", run: levels(func(t *testing.T, s *server, level byte) {
 			pub, _ := login(t, s, level, hello{id: "pub"})

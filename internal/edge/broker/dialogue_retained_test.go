@@ -181,7 +181,8 @@ func TestDialogueRetained(t *testing.T) {
 		}},
 		// MQTT-3.3.1-9: all of them, however many.
 		{name: "10000 retained messages with QoS 0", wrong: "loses some", run: func(t *testing.T, s *server) { manyRetained(t, s, 0) }},
-		{name: "10000 retained messages with QoS 1", wrong: "max_queued_messages is 1000", run: func(t *testing.T, s *server) { manyRetained(t, s, 1) }},
+		{name: "10000 retained messages with QoS 1", wrong: "max_queued_messages is 1000",
+			run: func(t *testing.T, s *server) { manyRetained(t, s, 1) }},
 	})
 }
 

@@ -147,13 +147,14 @@ func TestDialogueWills(t *testing.T) {
 			login(t, s, 5, hello{id: "c"})
 			assert.Equal(t, "gone", w.receive().payload)
 		}},
-		{name: "takeover without a delay publishes it", wrong: "publishes only if the session ends", run: levels(func(t *testing.T, s *server, level byte) {
-			w := watch(t, s, level)
-			login(t, s, level, with(keeping("c"), will()))
-			login(t, s, level, keeping("c"))
-			assert.Equal(t, "gone", w.receive().payload)
-			w.quiet(w)
-		})},
+		{name: "takeover without a delay publishes it", wrong: "publishes only if the session ends",
+			run: levels(func(t *testing.T, s *server, level byte) {
+				w := watch(t, s, level)
+				login(t, s, level, with(keeping("c"), will()))
+				login(t, s, level, keeping("c"))
+				assert.Equal(t, "gone", w.receive().payload)
+				w.quiet(w)
+			})},
 		// MQTT-3.1.2-14, -15: Will Retain.
 		{name: "retain", run: levels(func(t *testing.T, s *server, level byte) {
 			topic := fmt.Sprint("will/", level)
@@ -167,7 +168,8 @@ func TestDialogueWills(t *testing.T) {
 		})},
 		{name: "retain of a delayed will", run: func(t *testing.T, s *server) {
 			w := watch(t, s, 5)
-			c, _ := login(t, s, 5, with(keeping("c"), &message{topic: "will", payload: "kept", qos: 1, retain: true, props: [][]byte{property(willDelay, 1)}}))
+			c, _ := login(t, s, 5,
+				with(keeping("c"), &message{topic: "will", payload: "kept", qos: 1, retain: true, props: [][]byte{property(willDelay, 1)}}))
 			c.cut()
 			assert.False(t, w.receive().retain())
 			late := watch(t, s, 5)
@@ -179,7 +181,8 @@ func TestDialogueWills(t *testing.T) {
 		{name: "properties", run: func(t *testing.T, s *server) {
 			for _, delay := range []int{0, 1} {
 				w := watch(t, s, 5)
-				c, _ := login(t, s, 5, with(keeping("c"), will(append([][]byte{property(willDelay, delay), property(messageExpiry, 100)}, described...)...)))
+				c, _ := login(t, s, 5,
+					with(keeping("c"), will(append([][]byte{property(willDelay, delay), property(messageExpiry, 100)}, described...)...)))
 				c.cut()
 				f := w.receive()
 				checkDescribed(t, f)

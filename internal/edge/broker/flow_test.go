@@ -23,12 +23,14 @@ func peer(t testing.TB, s *server, id string, window uint16) (*paho.Client, chan
 	c, err := net.Dial("tcp", s.address)
 	require.NoError(t, err)
 	got := make(chan string)
-	client := paho.NewClient(paho.ClientConfig{Conn: c, OnPublishReceived: []func(paho.PublishReceived) (bool, error){func(m paho.PublishReceived) (bool, error) {
-		got <- fmt.Sprintf("q%d %s", m.Packet.QoS, m.Packet.Payload)
-		return true, nil
-	}}})
+	client := paho.NewClient(paho.ClientConfig{Conn: c,
+		OnPublishReceived: []func(paho.PublishReceived) (bool, error){func(m paho.PublishReceived) (bool, error) {
+			got <- fmt.Sprintf("q%d %s", m.Packet.QoS, m.Packet.Payload)
+			return true, nil
+		}}})
 	expiry := uint32(3600)
-	_, err = client.Connect(patient(t), &paho.Connect{ClientID: id, KeepAlive: 60, Properties: &paho.ConnectProperties{ReceiveMaximum: &window, SessionExpiryInterval: &expiry}})
+	_, err = client.Connect(patient(t),
+		&paho.Connect{ClientID: id, KeepAlive: 60, Properties: &paho.ConnectProperties{ReceiveMaximum: &window, SessionExpiryInterval: &expiry}})
 	require.NoError(t, err)
 	return client, got
 }
@@ -203,7 +205,8 @@ func TestClose(t *testing.T) {
 	require.NoError(t, w.Subscribe(ctx, "#", 1, mqtt.SubscribeOptions{}))
 	require.NoError(t, w.Close(ctx))
 	up := make(chan bool, 2)
-	c, _ := connect(t, s, mqtt.Config{Will: &mqtt.Will{Topic: "will", Payload: []byte("delete"), QoS: 1}, OnDisconnect: func(err error) { lost <- err }, OnConnect: func(context.Context, bool) { up <- true }})
+	c, _ := connect(t, s, mqtt.Config{Will: &mqtt.Will{Topic: "will", Payload: []byte("delete"), QoS: 1},
+		OnDisconnect: func(err error) { lost <- err }, OnConnect: func(context.Context, bool) { up <- true }})
 	<-up
 	s.stop(t)
 	assert.ErrorContains(t, <-lost, "0x8b", "server shutting down")

@@ -111,7 +111,8 @@ func FuzzSession(f *testing.F) {
 	topic := rand.Text()
 	bystander, _ := attach(f, s)
 	f.Cleanup(func() { bystander.Close() })
-	_, err = bystander.Write(encode(4, &packet.Connect{Level: 4, ClientID: topic, CleanStart: true}, &packet.Subscribe{ID: 1, Filters: []packet.Subscription{{Filter: topic}}}))
+	_, err = bystander.Write(encode(4, &packet.Connect{Level: 4, ClientID: topic, CleanStart: true},
+		&packet.Subscribe{ID: 1, Filters: []packet.Subscription{{Filter: topic}}}))
 	require.NoError(f, err)
 	_, err = io.ReadFull(bystander, make([]byte, 4+5)) // CONNACK and SUBACK
 	require.NoError(f, err)

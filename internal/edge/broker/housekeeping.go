@@ -99,7 +99,8 @@ func (s *session) describe() Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d := Session{
-		Client: s.id, User: s.user, Connected: s.conn != nil, Expiry: s.expiry, Subscriptions: len(s.subs), Queued: s.waiting.len() + len(s.flight), QueuedBytes: s.bytes,
+		Client: s.id, User: s.user, Connected: s.conn != nil, Expiry: s.expiry, Subscriptions: len(s.subs),
+		Queued: s.waiting.len() + len(s.flight), QueuedBytes: s.bytes,
 	}
 	if s.conn != nil {
 		d.Address, d.Level = s.conn.RemoteAddr().String(), s.conn.level

@@ -48,12 +48,13 @@ const (
 // limitTexts holds, for each limit, its name in Stats.Limits, and what the log says with the keys of the node's
 // configuration.
 var limitTexts = [limitCount]struct{ name, log string }{
-	limitClients:        {"clients", "a client is refused, because there are connections.max clients, or a hundred times as many sessions"},
-	limitPacket:         {"packet", "a client is disconnected, because its packet is larger than broker.max_message"},
-	limitQueue:          {"queue", lossQueue},
-	limitReceiveMaximum: {"receive_maximum", "a client is disconnected, because it has sent more than broker.receive_maximum messages at once"},
-	limitRetained:       {"retained", "a message is refused, because it cannot be retained (broker.max_retained, broker.max_retained_bytes)"},
-	limitTopicAlias:     {"topic_alias", "a client is disconnected, because its topic alias is larger than broker.topic_alias_maximum"},
+	limitClients: {"clients", "a client is refused, because there are connections.max clients, or a hundred times as many sessions"},
+	limitPacket:  {"packet", "a client is disconnected, because its packet is larger than broker.max_message"},
+	limitQueue:   {"queue", lossQueue},
+	limitReceiveMaximum: {"receive_maximum",
+		"a client is disconnected, because it has sent more than broker.receive_maximum messages at once"},
+	limitRetained:   {"retained", "a message is refused, because it cannot be retained (broker.max_retained, broker.max_retained_bytes)"},
+	limitTopicAlias: {"topic_alias", "a client is disconnected, because its topic alias is larger than broker.topic_alias_maximum"},
 }
 
 // meter counts how often clients have met a limit.

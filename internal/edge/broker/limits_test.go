@@ -42,7 +42,8 @@ func TestEachLimit(t *testing.T) {
 		}{
 			{"r/1", "1", 0}, {"r/1", strings.Repeat("1", 4000), 0x97}, {"r/2", "2", 0}, {"r/3", "3", 0x97}, {"r/2", "changed", 0}, {"r/3", "", 0},
 		} {
-			assert.Equal(t, try.code, c.publish(message{topic: try.topic, payload: try.payload, qos: 1, retain: true}).code, "%s %.10s", try.topic, try.payload)
+			assert.Equal(t, try.code, c.publish(message{topic: try.topic, payload: try.payload, qos: 1, retain: true}).code, "%s %.10s", try.topic,
+				try.payload)
 		}
 		c.leave()
 	}

@@ -273,7 +273,8 @@ func BenchmarkBrokerStart(b *testing.B) {
 		c := loadConnect(b, s, "retain", false)
 		var out []byte
 		for n := range count {
-			out = codec.Append(out, &codec.Publish{Topic: fmt.Sprintf("retained/%d/%d", n/100, n%100), Retain: true, Payload: make([]byte, loadPayload)}, 4)
+			out = codec.Append(out,
+				&codec.Publish{Topic: fmt.Sprintf("retained/%d/%d", n/100, n%100), Retain: true, Payload: make([]byte, loadPayload)}, 4)
 		}
 		out = codec.Append(out, &codec.Publish{Topic: "retained/last", QoS: 1, ID: 1, Retain: true, Payload: []byte("last")}, 4)
 		_, err := c.Write(out)

@@ -32,7 +32,8 @@ func sample(id byte) []byte {
 
 // connectBody is a CONNECT of MQTT 5.0 with a will, a user name and a password.
 func connectBody(block, willBlock []byte) []byte {
-	return slices.Concat(str("MQTT"), []byte{5, 0xee, 0, 60}, block, str("client"), willBlock, str("will"), str("gone"), str("user"), str("password"))
+	return slices.Concat(str("MQTT"), []byte{5, 0xee, 0, 60}, block, str("client"), willBlock, str("will"), str("gone"), str("user"),
+		str("password"))
 }
 
 func places() []place {
@@ -50,8 +51,9 @@ func places() []place {
 	return []place{
 		{
 			name: "CONNECT", first: 0x10, connect: true,
-			allowed: []byte{sessionExpiry, authMethod, authData, requestProblem, requestResponse, receiveMaximum, topicAliasMaximum, userProperty, maximumPacketSize},
-			with:    func(block []byte) []byte { return connectBody(block, none) },
+			allowed: []byte{sessionExpiry, authMethod, authData, requestProblem, requestResponse, receiveMaximum, topicAliasMaximum, userProperty,
+				maximumPacketSize},
+			with: func(block []byte) []byte { return connectBody(block, none) },
 		},
 		{
 			name: "will", first: 0x10, connect: true,
@@ -154,16 +156,20 @@ func (m *malformed) values() {
 			"Authentication Data without a method": property(authData, "data"), "unknown Authentication Method": property(authMethod, "unknown"),
 		},
 		"will": {
-			"Payload Format 2": property(payloadFormat, 2), "Payload Format 255": property(payloadFormat, 255), "Response Topic a/#": property(responseTopic, "a/#"),
+			"Payload Format 2": property(payloadFormat, 2), "Payload Format 255": property(payloadFormat, 255),
+			"Response Topic a/#": property(responseTopic, "a/#"),
 			"Response Topic a/+": property(responseTopic, "a/+"), "empty Response Topic": property(responseTopic, ""),
 		},
 		"PUBLISH": {
-			"Payload Format 2": property(payloadFormat, 2), "Payload Format 255": property(payloadFormat, 255), "Response Topic a/#": property(responseTopic, "a/#"),
-			"Response Topic a/+": property(responseTopic, "a/+"), "empty Response Topic": property(responseTopic, ""), "Topic Alias 0": property(topicAlias, 0),
+			"Payload Format 2": property(payloadFormat, 2), "Payload Format 255": property(payloadFormat, 255),
+			"Response Topic a/#": property(responseTopic, "a/#"),
+			"Response Topic a/+": property(responseTopic, "a/+"), "empty Response Topic": property(responseTopic, ""),
+			"Topic Alias 0": property(topicAlias, 0),
 		},
 		"SUBSCRIBE": {
-			"Subscription Identifier 0":             property(subscriptionIdentifier, 0),
-			"Subscription Identifier in five bytes": {subscriptionIdentifier, 0x80, 0x80, 0x80, 0x80, 1}, "Subscription Identifier 1 in two bytes": {subscriptionIdentifier, 0x81, 0},
+			"Subscription Identifier 0":              property(subscriptionIdentifier, 0),
+			"Subscription Identifier in five bytes":  {subscriptionIdentifier, 0x80, 0x80, 0x80, 0x80, 1},
+			"Subscription Identifier 1 in two bytes": {subscriptionIdentifier, 0x81, 0},
 		},
 		"DISCONNECT": {"Session Expiry after none in CONNECT": property(sessionExpiry, 60)},
 	} {
@@ -180,7 +186,8 @@ func (m *malformed) values() {
 		0x40: {0x01, 0x02, 0x11, 0x7f, 0x81, 0x82, 0x92, 0xff}, 0x50: {0x01, 0x02, 0x11, 0x7f, 0x81, 0x82, 0x92, 0xff},
 	} {
 		for _, code := range codes {
-			m.add(bad{level: 5, inflight: first>>4 - 3, bytes: packet(first, []byte{0, 0, code})}, "packet type %d: reason code 0x%02x", first>>4, code)
+			m.add(bad{level: 5, inflight: first>>4 - 3, bytes: packet(first, []byte{0, 0, code})}, "packet type %d: reason code 0x%02x", first>>4,
+				code)
 		}
 	}
 	for first, codes := range map[byte][]byte{
@@ -217,15 +224,22 @@ func validPackets() []valid {
 				properties(sample(sessionExpiry), sample(receiveMaximum), sample(maximumPacketSize), sample(userProperty)),
 				properties(sample(willDelay), sample(contentType))),
 		},
-		{name: "CONNECT", level: 4, first: 0x10, connect: true, body: slices.Concat(str("MQTT"), []byte{4, 0xee, 0, 60}, str("client"), str("will"), str("gone"), str("user"), str("pass"))},
-		{name: "CONNECT", level: 3, first: 0x10, connect: true, body: slices.Concat(str("MQIsdp"), []byte{3, 0x06, 0, 60}, str("client"), str("will"), str("gone"))},
-		{name: "PUBLISH", level: 5, first: 0x34, open: true, body: slices.Concat(str("topic"), []byte{0, 9}, properties(sample(contentType), sample(messageExpiry)))},
+		{name: "CONNECT", level: 4, first: 0x10, connect: true,
+			body: slices.Concat(str("MQTT"), []byte{4, 0xee, 0, 60}, str("client"), str("will"), str("gone"), str("user"), str("pass"))},
+		{name: "CONNECT", level: 3, first: 0x10, connect: true,
+			body: slices.Concat(str("MQIsdp"), []byte{3, 0x06, 0, 60}, str("client"), str("will"), str("gone"))},
+		{name: "PUBLISH", level: 5, first: 0x34, open: true,
+			body: slices.Concat(str("topic"), []byte{0, 9}, properties(sample(contentType), sample(messageExpiry)))},
 		{name: "PUBLISH", level: 4, first: 0x34, open: true, body: slices.Concat(str("topic"), []byte{0, 9})},
 		{name: "PUBLISH with QoS 0", level: 5, first: 0x30, open: true, body: slices.Concat(str("topic"), properties(sample(contentType)))},
 		{name: "PUBLISH with QoS 0", level: 4, first: 0x30, open: true, body: str("topic")},
-		{name: "SUBSCRIBE", level: 5, first: 0x82, body: slices.Concat([]byte{0, 9}, properties(sample(subscriptionIdentifier)), str("a/b"), []byte{1}, str("c/d"), []byte{2}), also: []int{11}},
-		{name: "SUBSCRIBE", level: 4, first: 0x82, body: slices.Concat([]byte{0, 9}, str("a/b"), []byte{1}, str("c/d"), []byte{2}), also: []int{8}},
-		{name: "UNSUBSCRIBE", level: 5, first: 0xa2, body: slices.Concat([]byte{0, 9}, properties(sample(userProperty)), str("a/b"), str("c/d")), also: []int{21}},
+		{name: "SUBSCRIBE", level: 5, first: 0x82,
+			body: slices.Concat([]byte{0, 9}, properties(sample(subscriptionIdentifier)), str("a/b"), []byte{1}, str("c/d"), []byte{2}),
+			also: []int{11}},
+		{name: "SUBSCRIBE", level: 4, first: 0x82, body: slices.Concat([]byte{0, 9}, str("a/b"), []byte{1}, str("c/d"), []byte{2}),
+			also: []int{8}},
+		{name: "UNSUBSCRIBE", level: 5, first: 0xa2, body: slices.Concat([]byte{0, 9}, properties(sample(userProperty)), str("a/b"), str("c/d")),
+			also: []int{21}},
 		{name: "UNSUBSCRIBE", level: 4, first: 0xa2, body: slices.Concat([]byte{0, 9}, str("a/b"), str("c/d")), also: []int{7}},
 		{name: "PINGREQ", level: 5, first: 0xc0}, {name: "PINGREQ", level: 4, first: 0xc0},
 		{name: "DISCONNECT", level: 5, first: 0xe0, body: append([]byte{0}, user...), also: []int{0, 1}},
@@ -280,8 +294,10 @@ func (m *malformed) framing() {
 			m.add(bad{level: level, bytes: []byte{flags, 0}}, "packet type 0, flags %04b", flags)
 		}
 		for name, bytes := range map[string][]byte{
-			"CONNACK": {0x20, 2, 0, 0}, "CONNACK with properties": {0x20, 3, 0, 0, 0}, "SUBACK": {0x90, 3, 0, 9, 0}, "SUBACK with properties": {0x90, 4, 0, 9, 0, 0},
-			"UNSUBACK": {0xb0, 2, 0, 9}, "UNSUBACK with properties": {0xb0, 4, 0, 9, 0, 0}, "PINGRESP": {0xd0, 0}, "second CONNECT": hello{id: "x"}.encode(level),
+			"CONNACK": {0x20, 2, 0, 0}, "CONNACK with properties": {0x20, 3, 0, 0, 0}, "SUBACK": {0x90, 3, 0, 9, 0},
+			"SUBACK with properties": {0x90, 4, 0, 9, 0, 0},
+			"UNSUBACK":               {0xb0, 2, 0, 9}, "UNSUBACK with properties": {0xb0, 4, 0, 9, 0, 0}, "PINGRESP": {0xd0, 0},
+			"second CONNECT": hello{id: "x"}.encode(level),
 		} {
 			m.add(bad{level: level, bytes: bytes}, "%s from a client", name)
 		}

@@ -238,7 +238,9 @@ func TestValidPackets(t *testing.T) {
 	for _, v := range validPackets() {
 		if v.first != 0xe0 && v.first != 0xf0 { // these end a connection
 			for _, n := range append(v.also, len(v.body)) {
-				cases = append(cases, bad{name: fmt.Sprintf("%d %s of %d bytes", v.level, v.name, n), level: v.level, connect: v.connect, bytes: packet(v.first, v.body[:n])})
+				cases = append(cases,
+					bad{name: fmt.Sprintf("%d %s of %d bytes", v.level, v.name, n), level: v.level, connect: v.connect,
+						bytes: packet(v.first, v.body[:n])})
 			}
 		}
 	}
@@ -248,7 +250,9 @@ func TestValidPackets(t *testing.T) {
 		}
 		for _, id := range p.allowed {
 			if id != authMethod && id != authData {
-				cases = append(cases, bad{name: fmt.Sprintf("%s with property 0x%02x", p.name, id), level: 5, connect: p.connect, bytes: packet(p.first, p.with(properties(sample(id))))})
+				cases = append(cases,
+					bad{name: fmt.Sprintf("%s with property 0x%02x", p.name, id), level: 5, connect: p.connect,
+						bytes: packet(p.first, p.with(properties(sample(id))))})
 			}
 		}
 	}

@@ -166,7 +166,8 @@ func TestJunk(t *testing.T) {
 		_, err := io.Copy(io.Discard, r.conn)
 		assert.NoError(t, err, "%s: the connection is closed", name)
 	}
-	require.Eventually(t, func() bool { return s.stats().Sessions == 1 && s.stats().Clients == 1 }, patience, time.Millisecond, "nothing is left of them")
+	require.Eventually(t, func() bool { return s.stats().Sessions == 1 && s.stats().Clients == 1 }, patience, time.Millisecond,
+		"nothing is left of them")
 	require.NoError(t, c.Publish(patient(t), "ok", 1, false, []byte("alive")))
 	in.wait(t, "alive")
 }

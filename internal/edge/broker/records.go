@@ -143,7 +143,8 @@ func (r *records) putEntry(client string, e *entry) {
 		e.kept = true
 		r.refer(e.message)
 	}
-	record := entryRecord{Message: e.message.id, ID: e.id, QoS: e.qos, Retain: e.retain, Dup: e.dup, Released: e.released, Free: e.free, IDs: e.ids}
+	record := entryRecord{Message: e.message.id, ID: e.id, QoS: e.qos, Retain: e.retain, Dup: e.dup, Released: e.released, Free: e.free,
+		IDs: e.ids}
 	if e.share != nil {
 		record.Share = packet.SharePrefix + e.share.name + "/" + e.share.path
 	}
@@ -326,7 +327,8 @@ func (l *loader) subscription(key string, r subscriptionRecord) bool {
 	if one == nil || !packet.ValidFilter(filter) || !l.users.allowed(one.user, client, filter, false) {
 		return false
 	}
-	l.subscribe(one, packet.Subscription{Filter: filter, QoS: r.QoS, NoLocal: r.NoLocal, RetainAsPublished: r.RetainAsPublished, RetainHandling: r.RetainHandling}, r.ID)
+	l.subscribe(one, packet.Subscription{Filter: filter, QoS: r.QoS, NoLocal: r.NoLocal, RetainAsPublished: r.RetainAsPublished,
+		RetainHandling: r.RetainHandling}, r.ID)
 	return true
 }
 
@@ -338,7 +340,8 @@ func (l *loader) entry(key string, r entryRecord) bool {
 		return false
 	}
 	m.refs++
-	e := &entry{delivery: delivery{message: m, qos: r.QoS, retain: r.Retain, free: r.Free, ids: r.IDs}, order: n, id: r.ID, dup: r.Dup, released: r.Released, kept: true}
+	e := &entry{delivery: delivery{message: m, qos: r.QoS, retain: r.Retain, free: r.Free, ids: r.IDs}, order: n, id: r.ID, dup: r.Dup,
+		released: r.Released, kept: true}
 	if sub := one.subs[r.Share]; r.Share != "" && sub != nil {
 		e.share = sub.group
 	}

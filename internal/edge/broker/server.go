@@ -77,8 +77,10 @@ func New(cfg Config) (Broker, error) {
 		return nil, err
 	}
 	s := &server{
-		origins: rated(), losses: loglimit.Limiter[loss]{Every: logInterval}, cfg: cfg, log: cfg.Log, users: who, store: st, records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
-		sessions: map[string]*session{}, wills: map[string]*will{}, conns: map[*conn]struct{}{}, stop: make(chan struct{}), done: make(chan struct{}),
+		origins: rated(), losses: loglimit.Limiter[loss]{Every: logInterval}, cfg: cfg, log: cfg.Log, users: who, store: st,
+		records: newRecords(st), connectTimeout: cfg.Connections.HeaderTimeout,
+		sessions: map[string]*session{}, wills: map[string]*will{}, conns: map[*conn]struct{}{}, stop: make(chan struct{}),
+		done: make(chan struct{}),
 	}
 	for l := range s.meters {
 		s.meters[l].log = rated()

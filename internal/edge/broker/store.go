@@ -56,7 +56,8 @@ type store struct {
 }
 
 func openStore(path string, log *slog.Logger) (*store, error) {
-	s := &store{log: log, dirty: map[string][]byte{}, disk: map[string]struct{}{}, batch: 1, kick: make(chan struct{}, 1), end: make(chan struct{}), ended: make(chan struct{})}
+	s := &store{log: log, dirty: map[string][]byte{}, disk: map[string]struct{}{}, batch: 1, kick: make(chan struct{}, 1),
+		end: make(chan struct{}), ended: make(chan struct{})}
 	s.written = sync.NewCond(&s.mu)
 	if path == "" {
 		close(s.ended)

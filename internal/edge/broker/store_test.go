@@ -106,7 +106,8 @@ func TestCovers(t *testing.T) {
 		{"#", "a/b", true}, {"#", "#", true}, {"#", "+/a", true}, {"#", "$SYS/x", false}, {"$SYS/#", "$SYS/x", true}, {"+/x", "$SYS/x", false},
 		{"a/#", "a", true}, {"a/#", "a/b/c", true}, {"a/#", "a/#", true}, {"a/#", "a/+/c", true}, {"a/#", "ab", false}, {"a/#", "b/#", false},
 		{"a/+", "a/b", true}, {"a/+", "a/+", true}, {"a/+", "a/#", false}, {"a/+", "a/b/c", false}, {"a/+", "a", false}, {"+/+", "a/b", true},
-		{"a/b", "a/b", true}, {"a/b", "a/+", false}, {"a/b", "a/b/c", false}, {"a/b", "a", false}, {"a/+/#", "a/b", true}, {"a/+/#", "a", false}, {"a//b", "a//b", true}, {"a/+/b", "a//b", true},
+		{"a/b", "a/b", true}, {"a/b", "a/+", false}, {"a/b", "a/b/c", false}, {"a/b", "a", false}, {"a/+/#", "a/b", true}, {"a/+/#", "a", false},
+		{"a//b", "a//b", true}, {"a/+/b", "a//b", true},
 	} {
 		assert.Equal(t, test.want, covers(test.allowed, test.asked), "%s covers %s", test.allowed, test.asked)
 	}

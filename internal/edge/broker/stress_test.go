@@ -139,7 +139,8 @@ func silent(t testing.TB, s *server, count int) (opened int) {
 // the others, and for clients that do say something. The last ones are closed in time.
 func TestStressSilentConnections(t *testing.T) {
 	clients := scale(64, 1024)
-	limit := connlimit.NewGroup(slog.New(slog.DiscardHandler)).Limiter("broker", connlimit.Config{Max: clients + clients/4, HeaderTimeout: time.Second})
+	limit := connlimit.NewGroup(slog.New(slog.DiscardHandler)).Limiter("broker",
+		connlimit.Config{Max: clients + clients/4, HeaderTimeout: time.Second})
 	t.Cleanup(limit.Close)
 	s := embedded(t, broker.Config{MaxClients: clients, Connections: limit})
 	finish := neighbour(t, s)

@@ -88,9 +88,11 @@ func certificates(t testing.TB, names ...string) (dir string) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		require.NoError(t, err)
 		c := &x509.Certificate{
-			SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+			SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour),
+			NotAfter:    time.Now().Add(time.Hour),
 			IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, BasicConstraintsValid: true, IsCA: parent == nil,
-			KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+			KeyUsage:    x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		}
 		if parent == nil {
 			parent, signer = c, key
@@ -100,7 +102,8 @@ func certificates(t testing.TB, names ...string) (dir string) {
 		pk, err := x509.MarshalECPrivateKey(key)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".crt"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: pk}), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: pk}),
+			0o600))
 		return c, key
 	}
 	ca, key := make("ca", nil, nil)
@@ -122,7 +125,8 @@ func TestTLS(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, b.Close(patient(t))) })
 	s := &server{address: b.Addresses()[0]}
 	for _, protocol := range []int{5, 4} {
-		c, in := connect(t, s, mqtt.Config{URL: b.URL(), Protocol: protocol, TLS: mqtt.TLS{CA: at("ca.crt"), Cert: at("node-1.crt"), Key: at("node-1.key")}})
+		c, in := connect(t, s,
+			mqtt.Config{URL: b.URL(), Protocol: protocol, TLS: mqtt.TLS{CA: at("ca.crt"), Cert: at("node-1.crt"), Key: at("node-1.key")}})
 		require.NoError(t, c.Subscribe(patient(t), "realm/#", 1, mqtt.SubscribeOptions{}))
 		require.NoError(t, c.Publish(patient(t), "realm/x", 1, false, []byte("by certificate")))
 		in.wait(t, "by certificate")
@@ -142,7 +146,8 @@ func TestTLS(t *testing.T) {
 			require.NoError(t, refused.Close(patient(t)))
 		}
 	}
-	out, err := tool(patient(t), "mosquitto_pub", s.address, "--cafile", at("ca.crt"), "--cert", at("node-1.crt"), "--key", at("node-1.key"), "-q", "1", "-t", "realm/x", "-m", "x").CombinedOutput()
+	out, err := tool(patient(t), "mosquitto_pub", s.address, "--cafile", at("ca.crt"), "--cert", at("node-1.crt"), "--key", at("node-1.key"),
+		"-q", "1", "-t", "realm/x", "-m", "x").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
 
@@ -172,15 +177,18 @@ func TestUsers(t *testing.T) {
 	}
 	for _, protocol := range []int{5, 4} {
 		node, in := connect(t, s, mqtt.Config{Protocol: protocol, Username: "node", Password: "secret"})
-		sensor, _ := connect(t, s, mqtt.Config{Protocol: protocol, ClientID: fmt.Sprint("s", protocol), Username: "sensor", Password: "pass word"})
+		sensor, _ := connect(t, s,
+			mqtt.Config{Protocol: protocol, ClientID: fmt.Sprint("s", protocol), Username: "sensor", Password: "pass word"})
 		cli, _ := connect(t, s, mqtt.Config{Protocol: protocol, Username: "cli"})
 		for _, try := range []struct {
 			c      mqtt.Client
 			filter string
 			open   bool
 		}{
-			{node, "lab/#", true}, {node, "realm/+/x", true}, {node, "realm", true}, {node, "#", false}, {node, "+/x", false}, {node, "other/#", false}, {node, "$SYS/#", false},
-			{sensor, "cmd/sensor/x", true}, {sensor, "cmd/node/x", false}, {sensor, "cmd/#", false}, {sensor, "all/+", true}, {sensor, "all/#", false}, {sensor, "all/1", true}, {sensor, "data/sensor/s5", false},
+			{node, "lab/#", true}, {node, "realm/+/x", true}, {node, "realm", true}, {node, "#", false}, {node, "+/x", false},
+			{node, "other/#", false}, {node, "$SYS/#", false},
+			{sensor, "cmd/sensor/x", true}, {sensor, "cmd/node/x", false}, {sensor, "cmd/#", false}, {sensor, "all/+", true},
+			{sensor, "all/#", false}, {sensor, "all/1", true}, {sensor, "data/sensor/s5", false},
 			{cli, "lab/x", false},
 		} {
 			err := try.c.Subscribe(ctx, try.filter, 1, mqtt.SubscribeOptions{})

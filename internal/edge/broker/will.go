@@ -27,7 +27,8 @@ type will struct {
 func (s *server) newWill(c *conn, w *packet.Will, keepAlive uint16) *will {
 	return &will{
 		client: c.id, user: c.user, message: message{
-			topic: w.Topic, payload: append([]byte{}, w.Payload...), props: w.Properties.AppendForwarded(nil), qos: w.QoS, retain: w.Retain, from: c.id,
+			topic: w.Topic, payload: append([]byte{}, w.Payload...), props: w.Properties.AppendForwarded(nil), qos: w.QoS, retain: w.Retain,
+			from: c.id,
 		},
 		expiry: time.Duration(w.Properties.Number(packet.MessageExpiry)) * time.Second,
 		delay:  time.Duration(w.Properties.Number(packet.WillDelay)) * time.Second,

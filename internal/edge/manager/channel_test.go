@@ -65,7 +65,8 @@ func TestLoopback(t *testing.T) {
 		t.Errorf("the broker got %+v", m)
 	}
 	r.publish("app/x", false, []byte("from outside"))
-	for _, m := range []channel.Message{r.a.find(t, false, 0, 0, 1), r.a.find(t, false, 0, 1, 2), r.a.find(t, false, 1, 5, 2), r.b.find(t, false, 0, 9, 2)} {
+	for _, m := range []channel.Message{r.a.find(t, false, 0, 0, 1), r.a.find(t, false, 0, 1, 2), r.a.find(t, false, 1, 5, 2),
+		r.b.find(t, false, 0, 9, 2)} {
 		if string(m.Payload) != "from outside" {
 			t.Errorf("%v got %q, want \"from outside\"", m.Header, m.Payload)
 		}
@@ -221,8 +222,9 @@ func TestCollector(t *testing.T) {
 	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 1, "reason": "a reason that nobody knows"}}`)
 	r.exitedOf(runtimeA, "a0", 1)
 	got := r.figures()
-	for name, want := range map[string]float64{"tripod_edge_runtime_up a": 1, "tripod_edge_modules a running": 1, "tripod_edge_refused_total unknown-index": 1,
-		"tripod_edge_exited_modules_total other": 1, "tripod_edge_broker_connected": 1, "tripod_edge_registered": 1} {
+	for name, want := range map[string]float64{"tripod_edge_runtime_up a": 1, "tripod_edge_modules a running": 1,
+		"tripod_edge_refused_total unknown-index": 1,
+		"tripod_edge_exited_modules_total other":  1, "tripod_edge_broker_connected": 1, "tripod_edge_registered": 1} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)
 		}

@@ -73,7 +73,8 @@ func (c *Config) complete() error {
 			return fmt.Errorf("the edge runtime %q: %w", info.Name, err)
 		}
 		if info.MaxModules < 1 || info.MaxModules > channel.MaxModules {
-			return fmt.Errorf("the edge runtime %q: %d modules at a time: want 1 to %d: %w", info.Name, info.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("the edge runtime %q: %d modules at a time: want 1 to %d: %w", info.Name, info.MaxModules, channel.MaxModules,
+				errdefs.ErrInvalidArgument)
 		}
 		if slices.Contains(seen, info.UUID) {
 			return fmt.Errorf("the edge runtime %q: its uuid %s is in use: %w", info.Name, info.UUID, errdefs.ErrInvalidArgument)

@@ -36,7 +36,9 @@ func (h *host) control(msg mqtt.Message) {
 		return
 	}
 	if msg.Retain {
-		m.fail("retained", e, e.Data, fmt.Errorf("%s on %s is a retained message, which the broker would repeat after every connect: %w", e.Action, msg.Topic, errdefs.ErrInvalidArgument))
+		m.fail("retained", e, e.Data,
+			fmt.Errorf("%s on %s is a retained message, which the broker would repeat after every connect: %w", e.Action, msg.Topic,
+				errdefs.ErrInvalidArgument))
 		return
 	}
 	if reason, err := h.obey(e); err != nil {
@@ -65,7 +67,8 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 		if kind == "" {
 			return "missing-field", fmt.Errorf("%s: %q is missing: want module or runtime: %w", e.Action, "type", errdefs.ErrInvalidArgument)
 		}
-		return "unknown-action", fmt.Errorf("action %q for a %q: want create, delete or stop for a module or runtime: %w", e.Action, kind, errdefs.ErrInvalidArgument)
+		return "unknown-action",
+			fmt.Errorf("action %q for a %q: want create, delete or stop for a module or runtime: %w", e.Action, kind, errdefs.ErrInvalidArgument)
 	}
 }
 
@@ -75,7 +78,8 @@ func (h *host) createFor(e wire.Envelope, data wire.ModuleData) (reason string, 
 	reason, err = reasonFor(h.create(e.ObjectID, fromControl, data))
 	if err != nil && reason != "duplicate" && wire.ValidName("uuid", data.UUID()) == nil {
 		payload := status(wire.CodeNotCreated, "exited", err.Error())
-		h.m.publish(h.m.ctx, h.m.config.Topics.ControlOf(h.info.UUID), 2, false, h.m.request(wire.ActionExited, h.exitedData(data.UUID(), payload)).Bytes())
+		h.m.publish(h.m.ctx, h.m.config.Topics.ControlOf(h.info.UUID), 2, false,
+			h.m.request(wire.ActionExited, h.exitedData(data.UUID(), payload)).Bytes())
 	}
 	return reason, err
 }

@@ -37,7 +37,8 @@ func TestBadOrders(t *testing.T) {
 		{payload: `{"object_id": "x", "action": "delete", "type": "arts_req", "data": {"type": "module", "uuid": "nobody"}}`, want: "nobody"},
 		{payload: `{"object_id": "x", "action": "delete", "type": "req", "data": {"type": "module"}}`, want: "no such module"},
 		{payload: `{"object_id": "d", "action": "create", "type": "arts_req", "data": {"type": "module", "uuid": "live"}}`, want: "live"},
-		{payload: `{"object_id": "r", "action": "create", "type": "arts_req", "data": {"type": "module", "uuid": "kept"}}`, want: "retained", retain: true},
+		{payload: `{"object_id": "r", "action": "create", "type": "arts_req", "data": {"type": "module", "uuid": "kept"}}`, want: "retained",
+			retain: true},
 	} {
 		if c.retain { // it is there before the manager connects
 			r.client().disconnect()
@@ -68,7 +69,8 @@ func TestOwnMessages(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionExited, moduleData("m"))
 	r.order(runtimeA, wire.ActionUpdate, moduleData("m"))
-	r.publish(topics.ControlOf(runtimeA), false, wire.Envelope{ObjectID: "x", Action: wire.ActionCreate, Type: wire.Response, Data: object(moduleData("m"))}.Bytes())
+	r.publish(topics.ControlOf(runtimeA), false,
+		wire.Envelope{ObjectID: "x", Action: wire.ActionCreate, Type: wire.Response, Data: object(moduleData("m"))}.Bytes())
 	r.publish(topics.ControlOf(runtimeA), false, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("after"))
 	r.a.find(t, true, 0, wire.Create, 1)
@@ -136,7 +138,8 @@ func TestExits(t *testing.T) {
 		want    map[string]any
 	}{
 		{`{"status": "exited"}`, map[string]any{"status": "exited"}},
-		{`{"status": {"code": 1, "reason": "trap", "message": "unreachable"}, "more": [1]}` + "\x00", map[string]any{"status": map[string]any{"code": 1.0, "reason": "trap", "message": "unreachable"}, "more": []any{1.0}}},
+		{`{"status": {"code": 1, "reason": "trap", "message": "unreachable"}, "more": [1]}` + "\x00",
+			map[string]any{"status": map[string]any{"code": 1.0, "reason": "trap", "message": "unreachable"}, "more": []any{1.0}}},
 		{`{"status": "x", "uuid": "another", "type": "runtime"}`, map[string]any{"status": "x"}},
 		{`"exited"`, map[string]any{"status": "exited"}},
 		{``, map[string]any{"status": "exited"}},

@@ -247,7 +247,8 @@ func (w *world) running() []string {
 
 // write replaces a module's file atomically: "INDEX", then the exit's payload if it has ended.
 func (w *world) write(uuid, text string) error {
-	return errors.Join(os.MkdirAll(filepath.Join(w.dir, "modules"), 0o700), os.WriteFile(w.path(uuid)+"~", []byte(text), 0o600), os.Rename(w.path(uuid)+"~", w.path(uuid)))
+	return errors.Join(os.MkdirAll(filepath.Join(w.dir, "modules"), 0o700), os.WriteFile(w.path(uuid)+"~", []byte(text), 0o600),
+		os.Rename(w.path(uuid)+"~", w.path(uuid)))
 }
 
 func (w *world) read(uuid string) (index int, payload string, err error) {
@@ -468,7 +469,8 @@ func (w *world) check(t *testing.T) {
 	cleaned := w.lines("cleaned")
 	slices.Sort(cleaned)
 	cleaned = slices.Compact(cleaned)
-	want = []string{`d2 ` + string(status(137, "killed", "")), `m2 ` + string(status(137, "killed", "")), `m3 ` + string(status(5, "exited", ""))}
+	want = []string{`d2 ` + string(status(137, "killed", "")), `m2 ` + string(status(137, "killed", "")),
+		`m3 ` + string(status(5, "exited", ""))}
 	if !slices.Equal(cleaned, want) {
 		t.Errorf("cleaned up after %q, want %q: only after modules that had ended", cleaned, want)
 	}

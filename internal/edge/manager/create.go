@@ -67,7 +67,8 @@ func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 	for _, other := range h.m.hosts {
 		other.mu.Lock()
 		mod := other.byUUID[uuid]
-		same := mod != nil && other == h && mod.state.recorded() != recordExited && (mod.repeatable || objectID != "" && mod.record.ObjectID == objectID)
+		same := mod != nil && other == h && mod.state.recorded() != recordExited &&
+			(mod.repeatable || objectID != "" && mod.record.ObjectID == objectID)
 		if same {
 			mod.repeatable = false
 		}
@@ -77,7 +78,8 @@ func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 			h.m.log.Info("edge: module exists already", "runtime", h.info.Name, "module", uuid)
 			return true, nil
 		case mod != nil:
-			return false, fmt.Errorf("create module %s: the runtime %s has a module with this uuid: %w", uuid, other.info.Name, errdefs.ErrAlreadyExists)
+			return false, fmt.Errorf("create module %s: the runtime %s has a module with this uuid: %w", uuid, other.info.Name,
+				errdefs.ErrAlreadyExists)
 		}
 	}
 	return false, nil
@@ -292,5 +294,6 @@ func (h *host) end(run context.Context, mod *module) {
 		h.finish(mod, status(wire.CodeKilled, "killed", "the runtime did not have the module"))
 		return
 	}
-	h.m.fail("delete", wire.Envelope{}, object(map[string]any{"type": "module", "uuid": mod.uuid}), fmt.Errorf("delete module %s: %w", mod.uuid, err))
+	h.m.fail("delete", wire.Envelope{}, object(map[string]any{"type": "module", "uuid": mod.uuid}),
+		fmt.Errorf("delete module %s: %w", mod.uuid, err))
 }

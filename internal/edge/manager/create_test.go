@@ -77,7 +77,8 @@ func TestCreateFails(t *testing.T) {
 		t.Errorf("tried %d times, want 3", n)
 	}
 	r.order(runtimeA, wire.ActionCreate, moduleData("bad"))
-	if got := r.exitedOf(runtimeA, "bad", 1)["status"].(map[string]any); got["code"] != 125.0 || !strings.Contains(got["message"].(string), "no such program") {
+	if got := r.exitedOf(runtimeA, "bad", 1)["status"].(map[string]any); got["code"] != 125.0 ||
+		!strings.Contains(got["message"].(string), "no such program") {
 		t.Errorf("the exit has the status %v, want code 125", got)
 	}
 	if got := r.errorWith(1); !strings.Contains(got, "no such program") {
@@ -187,8 +188,9 @@ func TestPoisonedRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := fmt.Sprintf(`{"runtime": %q, "index": %%d, "state": "created", "data": "e30="}`, runtimeA)
-	for key, value := range map[string]string{"junk": "\xff", "no-data": fmt.Sprintf(`{"runtime": %q}`, runtimeA), "taken": fmt.Sprintf(good, 0),
-		"far": fmt.Sprintf(good, 500), "other": `{"runtime": "gone", "data": "e30="}`} {
+	for key, value := range map[string]string{"junk": "\xff", "no-data": fmt.Sprintf(`{"runtime": %q}`, runtimeA),
+		"taken": fmt.Sprintf(good, 0),
+		"far":   fmt.Sprintf(good, 500), "other": `{"runtime": "gone", "data": "e30="}`} {
 		if err := s.Put(kindModule, key, []byte(value)); err != nil {
 			t.Fatal(err)
 		}

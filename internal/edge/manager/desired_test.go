@@ -86,7 +86,8 @@ func TestDesiredPoison(t *testing.T) {
 	r := newRig(t, nil)
 	r.desire(runtimeA, 1, moduleData("d"))
 	r.a.find(t, true, 0, wire.Create, 1)
-	for i, poison := range []string{`{`, `[]`, `{"modules": 7}`, `{"modules": [{"name": "without uuid"}]}`, `{"modules": [{"uuid": "x"}, {"uuid": "x"}]}`, `{"modules": [null]}`} {
+	for i, poison := range []string{`{`, `[]`, `{"modules": 7}`, `{"modules": [{"name": "without uuid"}]}`,
+		`{"modules": [{"uuid": "x"}, {"uuid": "x"}]}`, `{"modules": [null]}`} {
 		r.publish(topics.Desired(runtimeA), true, []byte(poison))
 		r.errorWith(i + 1)
 	}
@@ -120,7 +121,8 @@ func TestDesiredRestart(t *testing.T) {
 	r.open()
 	r.a.find(t, true, 0, wire.Create, 3)
 	r.client().connect()
-	r.desire(runtimeA, 2, moduleData("always"), moduleData("failure", "restart", "on-failure", "args", []string{"new"}), moduleData("never", "restart", "never"))
+	r.desire(runtimeA, 2, moduleData("always"), moduleData("failure", "restart", "on-failure", "args", []string{"new"}),
+		moduleData("never", "restart", "never"))
 	r.a.find(t, true, 1, wire.Create, 3) // other data: it is another module
 	r.states(runtimeA, "2", map[string]string{"always": "running", "failure": "running", "never": "finished"})
 	if n := r.a.count(true, wire.Create); n != 7 {
@@ -138,7 +140,8 @@ func TestReportedEnds(t *testing.T) {
 	r.a.tell(t, true, 1, wire.Exited, `{"status": {"code": 134, "reason": "trap"}}`)
 	ended := func(got reported) bool {
 		once, again := got.module("once"), got.module("again")
-		return once.State == reportedFinished && once.Reason == "exited" && string(once.Exit) == `{"code":3,"reason":"exited","message":"no"}` && once.Restarts == 0 &&
+		return once.State == reportedFinished && once.Reason == "exited" && string(once.Exit) == `{"code":3,"reason":"exited","message":"no"}` &&
+			once.Restarts == 0 &&
 			once.Origin == fromDesired && once.Index == nil && again.State == "running" && again.Reason == "trap" && again.Restarts == 1
 	}
 	r.reported(runtimeA, ended)
@@ -190,7 +193,8 @@ func TestReportedRetry(t *testing.T) {
 func TestReportIsBounded(t *testing.T) {
 	exit := reportedExit([]byte(`{"status": {"code": 3, "reason": "exited", "message": "` + strings.Repeat("x", 1<<20) + `"}}`))
 	var s exitStatus
-	if err := json.Unmarshal(exit, &s); err != nil || len(exit) > maxReportedExit || s.Code != 3 || s.Reason != "exited" || !strings.HasPrefix(s.Message, "xxx") {
+	if err := json.Unmarshal(exit, &s); err != nil || len(exit) > maxReportedExit || s.Code != 3 || s.Reason != "exited" ||
+		!strings.HasPrefix(s.Message, "xxx") {
 		t.Errorf("a status of 1 MiB is reported as %d bytes with %+v, %v", len(exit), s, err)
 	}
 	if got := reportedExit([]byte(`{"status": "exited", "exit_code": 7}`)); string(got) != `{"code":7,"message":"","reason":"exited"}` {

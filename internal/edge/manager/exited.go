@@ -123,7 +123,8 @@ func (h *host) metadata(payload []byte) []byte {
 	}
 	h.m.refuse("bad-json", "a runtime's exited message is not JSON", "runtime", h.info.Name, "bytes", len(payload))
 	const most = 256
-	return object(map[string]any{"status": "exited", "message": fmt.Sprintf("the runtime's metadata is not a JSON object: %.*q", most, payload)})
+	return object(map[string]any{"status": "exited",
+		"message": fmt.Sprintf("the runtime's metadata is not a JSON object: %.*q", most, payload)})
 }
 
 // exitedData returns the data of an exited message: the runtime's fields, and the module's type and uuid.

@@ -33,7 +33,8 @@ type fake struct {
 }
 
 func newFake(name, uuid string) *fake {
-	return &fake{info: runtime.Info{Type: "test/chan", Name: name, UUID: uuid, APIs: []string{"wasm", "wasi", "channels"}, MaxModules: channel.MaxModules},
+	return &fake{info: runtime.Info{Type: "test/chan", Name: name, UUID: uuid, APIs: []string{"wasm", "wasi", "channels"},
+		MaxModules: channel.MaxModules},
 		grew: make(chan struct{}), blocked: map[int]chan struct{}{}}
 }
 
@@ -162,7 +163,8 @@ func (f *fake) find(t testing.TB, control bool, module, arg, n int) channel.Mess
 		select {
 		case <-grew:
 		case <-timeout:
-			t.Fatalf("the manager did not send message %d with control %v, module %d, argument %d, but %d others", n, control, module, arg, len(f.sent))
+			t.Fatalf("the manager did not send message %d with control %v, module %d, argument %d, but %d others", n, control, module, arg,
+				len(f.sent))
 		}
 	}
 }
@@ -199,7 +201,8 @@ func newRig(t testing.TB, change func(*Config), with ...func(*bus)) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { log.Close() })
-	r.conf = Config{Root: t.TempDir(), UUID: managerID, Name: "node", Topics: topics, Dial: r.dial, Log: slog.New(slog.NewTextHandler(log, nil)),
+	r.conf = Config{Root: t.TempDir(), UUID: managerID, Name: "node", Topics: topics, Dial: r.dial,
+		Log:      slog.New(slog.NewTextHandler(log, nil)),
 		Runtimes: []runtime.Runtime{r.a, r.b}, BackoffMin: 10 * time.Millisecond, BackoffMax: 100 * time.Millisecond}
 	if change != nil {
 		change(&r.conf)

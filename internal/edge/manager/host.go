@@ -57,7 +57,8 @@ type host struct {
 }
 
 func newHost(m *Manager, rt runtime.Runtime) *host {
-	return &host{m: m, rt: rt, info: rt.Info(), recent: newRecentMessages(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{}, problems: map[string]problem{},
+	return &host{m: m, rt: rt, info: rt.Info(), recent: newRecentMessages(), byUUID: map[string]*module{}, change: make(chan struct{}),
+		restarts: map[string]*restart{}, problems: map[string]problem{},
 		suspects: newSuspects(),
 		report:   make(chan struct{}, 1), reconcile: make(chan struct{}, 1), beat: make(chan struct{}, 1)}
 }
@@ -219,7 +220,8 @@ func (h *host) reportLost(mod *module) {
 	if mod.record.Origin == fromScene {
 		return // for its peers, the module ends when the runtime ends it
 	}
-	h.m.publish(h.m.ctx, h.m.config.Topics.ControlOf(h.info.UUID), 2, false, h.m.request(wire.ActionExited, h.exitedData(mod.uuid, payload)).Bytes())
+	h.m.publish(h.m.ctx, h.m.config.Topics.ControlOf(h.info.UUID), 2, false,
+		h.m.request(wire.ActionExited, h.exitedData(mod.uuid, payload)).Bytes())
 }
 
 // halt stops the runtime and its modules. The runtime stays stopped until resume.

@@ -175,7 +175,8 @@ func (h *host) keepLog(mod *module, payload []byte) {
 		return
 	}
 	now := time.Now().UTC()
-	l := keptLog{Type: "module", UUID: mod.uuid, Name: excerpt([]byte(mod.data.Name())), Runtime: h.info.UUID, Ended: &now, Exit: exit, Cut: cut, Log: text}
+	l := keptLog{Type: "module", UUID: mod.uuid, Name: excerpt([]byte(mod.data.Name())), Runtime: h.info.UUID, Ended: &now, Exit: exit,
+		Cut: cut, Log: text}
 	if run, ok := h.blamedRun(mod, payload); ok && text == "" {
 		l, l.Exit = run, exit
 	}

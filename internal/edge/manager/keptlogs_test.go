@@ -62,7 +62,8 @@ func TestKeptLog(t *testing.T) {
 	r.open()
 	r.find(t, topics.Reg(runtimeA), 2, isAction(wire.ActionCreate)) // it has subscribed
 	for _, previous := range []bool{true, false} {
-		if l := r.logOf("once", "previous", previous); l.Log != "last words" || l.Ended == nil || string(l.Exit) != `{"code":3,"reason":"exited"}` || l.Cut {
+		if l := r.logOf("once", "previous", previous); l.Log != "last words" || l.Ended == nil ||
+			string(l.Exit) != `{"code":3,"reason":"exited"}` || l.Cut {
 			t.Errorf("the log of an ended module is %+v, want its line and its end", l)
 		}
 	}
@@ -77,7 +78,8 @@ func TestKeptLog(t *testing.T) {
 	if l := r.logOf("again", "previous", true); l.Log != "third run" || !strings.Contains(string(l.Exit), "runtime-lost") || !l.Cut {
 		t.Errorf("the log of a lost run is %+v, want its line, after a restart of the daemon", l)
 	}
-	for _, bad := range []string{`{`, `{"object_id":"x","action":"log","type":"arts_req","data":{"uuid":"a/b"}}`, `{"object_id":"x","action":"log","type":"arts_resp","data":{"uuid":"once"}}`} {
+	for _, bad := range []string{`{`, `{"object_id":"x","action":"log","type":"arts_req","data":{"uuid":"a/b"}}`,
+		`{"object_id":"x","action":"log","type":"arts_resp","data":{"uuid":"once"}}`} {
 		r.publish(topics.LogRequest(runtimeA), false, []byte(bad))
 	}
 	r.errorWith(1)

@@ -55,11 +55,13 @@ func Open(c Config) (*Manager, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
-	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), logs: &keptLogs{dir: filepath.Join(c.Root, "edge", "logs")}, ready: make(chan struct{})}
+	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), logs: &keptLogs{dir: filepath.Join(c.Root, "edge", "logs")},
+		ready: make(chan struct{})}
 	m.logRequests = make(chan logRequest, logRequests)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.out, m.subs = newOutQueue(m), newSubscriber(m)
-	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.publish, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
+	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.publish, Subscribe: m.subs.add, Unsubscribe: m.subs.remove,
+		Held: c.filters()})
 	for _, rt := range c.Runtimes {
 		m.hosts = append(m.hosts, newHost(m, rt))
 	}
@@ -116,7 +118,8 @@ func (m *Manager) mqttConfig() mqtt.Config {
 // foundTwin is called when another node has this manager's identity.
 func (m *Manager) foundTwin(other twin.Process) {
 	m.refuse("twin", "another node has the identity of this one: is its disk a clone? Only one of them can be connected. On the other one, remove "+
-		"edge/identity.json and edge/manager.db below its root directory", "uuid", other.UUID, "name", other.Name, "host", other.Host, "connected", !other.Question)
+		"edge/identity.json and edge/manager.db below its root directory", "uuid", other.UUID, "name", other.Name, "host", other.Host,
+		"connected", !other.Question)
 }
 
 // Close unregisters the node, and ends the connection and the runtimes. Modules of durable runtimes keep running, and

@@ -37,9 +37,10 @@ func newCounts() *counts {
 		dropped: vec("dropped_messages_total", "Messages that were dropped, by reason.", "reason"),
 		exited:  vec("exited_modules_total", "Modules that have ended, by reason.", "reason"),
 		lost:    vec("runtime_losses_total", "Unexpected ends of a runtime.", "runtime"),
-		ignored: prometheus.NewCounter(prometheus.CounterOpts{Name: "tripod_edge_ignored_messages_total", Help: "Control messages that are not requests to the manager, including its own."}),
-		logged:  map[string]time.Time{},
-		losses:  loglimit.Limiter[loss]{Every: logEvery},
+		ignored: prometheus.NewCounter(prometheus.CounterOpts{Name: "tripod_edge_ignored_messages_total",
+			Help: "Control messages that are not requests to the manager, including its own."}),
+		logged: map[string]time.Time{},
+		losses: loglimit.Limiter[loss]{Every: logEvery},
 	}
 }
 
@@ -63,12 +64,14 @@ var (
 	connectsTotal = describe("broker_connects_total", "Connections that the broker has accepted.")
 	registeredNow = describe("registered", "Whether the orchestrator has accepted the manager in this connection.")
 	queuedNow     = describe("broker_queued_messages", "Messages of QoS 1 and 2 that wait for the broker.")
-	expiredTotal  = describe("broker_queue_dropped_messages_total", "Messages of QoS 1 and 2 that were dropped from the queue for the broker: no room, too old, or refused.")
-	lostTotal     = describe("broker_lost_messages_total", "Messages of QoS 0 that were dropped: no connection, or no room.")
-	outNow        = describe("out_queued_messages", "Messages of modules that wait for the MQTT client.")
-	upNow         = describe("runtime_up", "Whether the runtime is up.", "runtime")
-	modulesNow    = describe("modules", "Modules, by runtime and state.", "runtime", "state")
-	channelTotal  = describe("channel_messages_total", "Messages of channels: published by modules, delivered to them, received from the broker, unmatched, refused.", "what")
+	expiredTotal  = describe("broker_queue_dropped_messages_total",
+		"Messages of QoS 1 and 2 that were dropped from the queue for the broker: no room, too old, or refused.")
+	lostTotal    = describe("broker_lost_messages_total", "Messages of QoS 0 that were dropped: no connection, or no room.")
+	outNow       = describe("out_queued_messages", "Messages of modules that wait for the MQTT client.")
+	upNow        = describe("runtime_up", "Whether the runtime is up.", "runtime")
+	modulesNow   = describe("modules", "Modules, by runtime and state.", "runtime", "state")
+	channelTotal = describe("channel_messages_total",
+		"Messages of channels: published by modules, delivered to them, received from the broker, unmatched, refused.", "what")
 )
 
 func (m *Manager) vecs() []prometheus.Collector {
@@ -80,7 +83,8 @@ func (m *Manager) Describe(to chan<- *prometheus.Desc) {
 	for _, c := range m.vecs() {
 		c.Describe(to)
 	}
-	for _, d := range []*prometheus.Desc{connectedNow, connectsTotal, registeredNow, queuedNow, expiredTotal, lostTotal, outNow, upNow, modulesNow, channelTotal} {
+	for _, d := range []*prometheus.Desc{connectedNow, connectsTotal, registeredNow, queuedNow, expiredTotal, lostTotal, outNow, upNow,
+		modulesNow, channelTotal} {
 		to <- d
 	}
 }

@@ -28,7 +28,8 @@ type module struct {
 }
 
 func (h *host) newModule(uuid string, data wire.ModuleData, r record) *module {
-	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, wake: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits), log: newRunLog()}
+	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, wake: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits),
+		log: newRunLog()}
 	mod.box = newOutbox(h, r.Index, mod.uuid)
 	return mod
 }
@@ -38,7 +39,8 @@ func (h *host) add(uuid string, data wire.ModuleData, r record) (*module, error)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.halted {
-		return nil, fmt.Errorf("create module %s: the runtime %s is stopped: create the runtime first: %w", uuid, h.info.Name, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("create module %s: the runtime %s is stopped: create the runtime first: %w", uuid, h.info.Name,
+			errdefs.ErrFailedPrecondition)
 	}
 	for index := range h.info.MaxModules {
 		if h.byIndex[index].Load() != nil {
@@ -50,7 +52,8 @@ func (h *host) add(uuid string, data wire.ModuleData, r record) (*module, error)
 		h.byUUID[uuid] = mod
 		return mod, nil
 	}
-	return nil, fmt.Errorf("create module %s: the runtime %s has %d modules, which is the limit: %w", uuid, h.info.Name, h.info.MaxModules, errdefs.ErrResourceExhausted)
+	return nil, fmt.Errorf("create module %s: the runtime %s has %d modules, which is the limit: %w", uuid, h.info.Name, h.info.MaxModules,
+		errdefs.ErrResourceExhausted)
 }
 
 // restore puts a recorded module back at its index. It reports false if the index is in use or the record is invalid.

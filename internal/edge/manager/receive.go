@@ -44,7 +44,8 @@ func (h *host) receive(msg channel.Message) {
 	case wire.Profile:
 		h.m.out.put(h.m.config.Topics.Profile(h.profileKind(mod), h.info.UUID, mod.uuid), 0, msg.Payload)
 	default:
-		h.m.refuse("unknown-type", "control message of an unknown type from a runtime", "runtime", h.info.Name, "module", mod.uuid, "type", msg.Arg)
+		h.m.refuse("unknown-type", "control message of an unknown type from a runtime", "runtime", h.info.Name, "module", mod.uuid, "type",
+			msg.Arg)
 	}
 }
 
@@ -84,7 +85,8 @@ func (h *host) openChannel(mod *module, payload []byte) {
 		}
 		h.logStream(mod, o.FD, o.Topic)
 		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
-			h.m.refuse("channel", "modules must not write to the topics that control nodes", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)
+			h.m.refuse("channel", "modules must not write to the topics that control nodes", "runtime", h.info.Name, "module", mod.uuid, "topic",
+				o.Topic)
 			return
 		}
 		err = h.m.router.Open(key, o, group, deliver)

@@ -92,7 +92,8 @@ func (m *Manager) load() error {
 			return nil
 		}
 		if !h.restore(uuid, r, data) {
-			m.refuse("record", "invalid record of a module: its index is in use or out of range, or its state unknown", "module", uuid, "index", r.Index, "state", r.State)
+			m.refuse("record", "invalid record of a module: its index is in use or out of range, or its state unknown", "module", uuid, "index",
+				r.Index, "state", r.State)
 		}
 		return nil
 	})

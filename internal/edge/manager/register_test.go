@@ -74,7 +74,8 @@ func TestLaterOrchestrator(t *testing.T) {
 	r.a.find(t, true, 1, wire.Create, 1)
 	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 4, "reason": "exited"}}`)
 	r.a.tell(t, true, 0, wire.Keepalive, `{}`)
-	for topic, action := range map[string]string{topics.ControlOf(runtimeA): wire.ActionExited, topics.Keepalive(runtimeA): wire.ActionUpdate} {
+	for topic, action := range map[string]string{topics.ControlOf(runtimeA): wire.ActionExited,
+		topics.Keepalive(runtimeA): wire.ActionUpdate} {
 		if got := typeOf(t, r.find(t, topic, 1, isAction(action))); got != wire.RequestLater {
 			t.Errorf("%s has the type %q, want %q", action, got, wire.RequestLater)
 		}
@@ -154,8 +155,10 @@ func TestReconnect(t *testing.T) {
 		}
 	}
 	// The will's words come again, before the registration: a broker that died too has said nothing.
-	for i, want := range []string{wire.ActionCreate, wire.ActionDelete, wire.ActionDelete, wire.ActionCreate, wire.ActionDelete, wire.ActionDelete, wire.ActionCreate} {
-		m := r.find(t, topics.Reg(managerID), i+1, func(m mqtt.Message) bool { return isAction(wire.ActionCreate)(m) || isAction(wire.ActionDelete)(m) })
+	for i, want := range []string{wire.ActionCreate, wire.ActionDelete, wire.ActionDelete, wire.ActionCreate, wire.ActionDelete,
+		wire.ActionDelete, wire.ActionCreate} {
+		m := r.find(t, topics.Reg(managerID), i+1,
+			func(m mqtt.Message) bool { return isAction(wire.ActionCreate)(m) || isAction(wire.ActionDelete)(m) })
 		if !isAction(want)(m) {
 			t.Errorf("message %d of the manager is %s, want %s", i+1, m.Payload, want)
 		}

@@ -99,7 +99,8 @@ func (h *host) reportNow() reported {
 		}
 		one.failed(mod.problem)
 		if h.held(mod) {
-			one.Error = fmt.Sprintf("held back: the runtime %s died %d times in a row while it ran; the runtime is first tried without it", h.info.Name, h.suspects.losses[mod.uuid])
+			one.Error = fmt.Sprintf("held back: the runtime %s died %d times in a row while it ran; the runtime is first tried without it",
+				h.info.Name, h.suspects.losses[mod.uuid])
 		}
 		r.Modules = append(r.Modules, one)
 	}
@@ -143,7 +144,8 @@ func (h *host) absent(data wire.ModuleData) reportedModule {
 }
 
 func (one *reportedModule) describe(data wire.ModuleData) {
-	one.UUID, one.Name, one.File, one.Image = data.UUID(), excerpt([]byte(data.Name())), excerpt([]byte(data.File())), excerpt([]byte(data.Image()))
+	one.UUID, one.Name, one.File, one.Image = data.UUID(), excerpt([]byte(data.Name())), excerpt([]byte(data.File())),
+		excerpt([]byte(data.Image()))
 }
 
 func (one *reportedModule) restarted(r *restart) {

@@ -190,7 +190,8 @@ const usageTimeout = time.Second
 
 // child describes a module in a keepalive. Modules of the node's own runtime have no network of their own.
 func (h *host) child(ctx context.Context, mod *module) json.RawMessage {
-	fields := map[string]any{"uuid": mod.uuid, "name": mod.data.Name(), "parent": h.info.UUID, "file": mod.data.File(), "filetype": mod.data.FileType()}
+	fields := map[string]any{"uuid": mod.uuid, "name": mod.data.Name(), "parent": h.info.UUID, "file": mod.data.File(),
+		"filetype": mod.data.FileType()}
 	if meter, ok := h.rt.(runtime.Meter); ok {
 		if u, ok := meter.Usage(ctx, mod.record.Index); ok {
 			fields["cpu_usage_percent"], fields["mem_usage"] = 100*u.CPU, u.Memory

@@ -147,7 +147,8 @@ func (h *host) blame(run context.Context) {
 		}
 		mod = h.suspects.convict()
 		do = mod.apply(evBlamed)
-		payload = status(wire.CodeKilled, reasonCrash, fmt.Sprintf("the runtime %s died %d times in a row while it ran", h.info.Name, h.suspects.losses[mod.uuid]))
+		payload = status(wire.CodeKilled, reasonCrash,
+			fmt.Sprintf("the runtime %s died %d times in a row while it ran", h.info.Name, h.suspects.losses[mod.uuid]))
 	})
 	if do == settle {
 		h.settle(mod, payload)

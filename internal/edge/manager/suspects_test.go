@@ -127,7 +127,8 @@ func TestAModuleThatKillsItsRuntime(t *testing.T) {
 		r.order(runtimeA, wire.ActionCreate, moduleData(uuid))
 	}
 	m := r.find(t, topics.ControlOf(runtimeA), 1, isCrash("killer"))
-	if got := dataOf(t, m)["status"].(map[string]any); got["code"] != 137.0 || !strings.Contains(got["message"].(string), "the runtime a died") {
+	if got := dataOf(t, m)["status"].(map[string]any); got["code"] != 137.0 ||
+		!strings.Contains(got["message"].(string), "the runtime a died") {
 		t.Errorf("the exit has the status %v, want code 137 and the runtime", got)
 	}
 	r.states(runtimeA, "", map[string]string{"first": "running", "last": "running"})
@@ -214,7 +215,8 @@ func TestTwoKillersThatRestart(t *testing.T) {
 		}
 		return nil
 	}
-	r.desire(runtimeA, 1, moduleData("first"), moduleData("killer1", "restart", "on-failure"), moduleData("killer2", "restart", "on-failure"), moduleData("last"))
+	r.desire(runtimeA, 1, moduleData("first"), moduleData("killer1", "restart", "on-failure"), moduleData("killer2", "restart", "on-failure"),
+		moduleData("last"))
 	r.find(t, topics.ControlOf(runtimeA), 2, isCrash("killer1"))
 	r.find(t, topics.ControlOf(runtimeA), 2, isCrash("killer2"))
 	if n := r.count(isCrash("first")) + r.count(isCrash("last")); n != 0 {

@@ -19,9 +19,10 @@ type Client interface {
 	// dropped, counted in Stats.Dropped and logged with its topic. Publish returns errdefs.ErrInvalidArgument for a topic with a wildcard, a
 	// QoS above 2 or a message over MaxPacket, and errdefs.ErrFailedPrecondition after Close.
 	Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error
-	// PublishThen is like Publish, but if settled is not nil, it waits for room without a connection, too. If it returns nil, settled is called, unless it is nil, once the client no longer keeps
-	// the message: with QoS 0 at once, otherwise when the broker has acknowledged it (delivered is set), or it was dropped. It is not called for
-	// a message that is still queued at Close. It must neither block nor call the client.
+	// PublishThen is like Publish, but if settled is not nil, it waits for room without a connection, too. If it returns nil,
+	// settled is called, unless it is nil, once the client no longer keeps the message: with QoS 0 at once, otherwise when the
+	// broker has acknowledged it (delivered is set), or it was dropped. It is not called for a message that is still queued at
+	// Close. It must neither block nor call the client.
 	PublishThen(ctx context.Context, topic string, qos byte, retain bool, payload []byte, settled func(delivered bool)) error
 	// Subscribe subscribes to a filter; Config.Handler gets the messages. The client renews the subscription after each
 	// reconnect, until Unsubscribe. Without a connection, Subscribe only records the filter and returns nil. If the

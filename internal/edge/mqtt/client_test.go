@@ -29,7 +29,8 @@ func serve(t *testing.T, address string) (broker.Broker, string) {
 func TestAwayAtStart(t *testing.T) {
 	address := mosquitto.FreeAddress(t)
 	got, connected := make(chan mqtt.Message, 10), make(chan bool, 10)
-	cfg := mqtt.Config{URL: "mqtt://" + address, Handler: func(m mqtt.Message) { got <- m }, OnConnect: func(_ context.Context, resumed bool) { connected <- resumed }}
+	cfg := mqtt.Config{URL: "mqtt://" + address, Handler: func(m mqtt.Message) { got <- m },
+		OnConnect: func(_ context.Context, resumed bool) { connected <- resumed }}
 	c := start(t, cfg)
 	ctx := patient(t)
 	require.NoError(t, c.Subscribe(ctx, "a/#", 1, mqtt.SubscribeOptions{}))
@@ -78,7 +79,8 @@ func TestSlowHandler(t *testing.T) {
 		require.NoError(t, pub.Publish(ctx, "t/0", 0, false, fmt.Append(nil, i)))
 	}
 	blocked := time.Now()
-	require.Eventually(t, func() bool { return slow.Stats().Inbox >= 1023 && time.Since(blocked) > 8*time.Second }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return slow.Stats().Inbox >= 1023 && time.Since(blocked) > 8*time.Second }, patience,
+		10*time.Millisecond)
 	assert.True(t, slow.Connected())
 	assert.LessOrEqual(t, slow.Stats().Inbox, 1024+10, "bounded by the receive maximum and InboxMessages")
 	close(free)
@@ -155,7 +157,8 @@ func TestLossesAreLogged(t *testing.T) {
 	}
 	require.NoError(t, c.Close(ctx))
 	assert.Equal(t, uint64(2), c.Stats().Dropped)
-	for topic, reason := range map[string]string{"t/1": "the queue for the broker is full", "t/2": "still in the queue when the client was closed"} {
+	for topic, reason := range map[string]string{"t/1": "the queue for the broker is full",
+		"t/2": "still in the queue when the client was closed"} {
 		assert.Contains(t, log.String(), fmt.Sprintf("client=n topic=%s messages=1 reason=%q", topic, reason))
 	}
 }

@@ -69,11 +69,13 @@ func (c Config) withDefaults() (Config, error) {
 func (c Config) address() (hostport string, secure bool, err error) {
 	u, err := url.Parse(c.URL)
 	if err != nil || u.Hostname() == "" {
-		return "", false, fmt.Errorf("mqtt: broker %q is not a URL like mqtt://HOST:1883 or mqtts://HOST:8883: %w", c.URL, errdefs.ErrInvalidArgument)
+		return "", false, fmt.Errorf("mqtt: broker %q is not a URL like mqtt://HOST:1883 or mqtts://HOST:8883: %w", c.URL,
+			errdefs.ErrInvalidArgument)
 	}
 	port, known := map[string]string{"mqtt": "1883", "mqtts": "8883"}[u.Scheme]
 	if !known {
-		return "", false, fmt.Errorf("mqtt: broker %q: unknown scheme %q; use mqtt:// or mqtts://: %w", c.URL, u.Scheme, errdefs.ErrInvalidArgument)
+		return "", false, fmt.Errorf("mqtt: broker %q: unknown scheme %q; use mqtt:// or mqtts://: %w", c.URL, u.Scheme,
+			errdefs.ErrInvalidArgument)
 	}
 	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), port)), u.Scheme == "mqtts", nil
 }

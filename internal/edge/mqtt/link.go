@@ -134,7 +134,8 @@ func refusal(version byte, p *packet.Connack) string {
 	if version >= 5 {
 		return strings.TrimRight(fmt.Sprintf("%v: %s", p.Code, p.Properties.Text(packet.ReasonString)), ": ")
 	}
-	names := []string{1: "protocol version not accepted", 2: "client identifier not accepted", 3: "server unavailable", 4: "bad user name or password", 5: "not authorized"}
+	names := []string{1: "protocol version not accepted", 2: "client identifier not accepted", 3: "server unavailable",
+		4: "bad user name or password", 5: "not authorized"}
 	if int(p.Code) < len(names) {
 		return names[p.Code]
 	}

@@ -36,7 +36,8 @@ func (c *client) PublishThen(ctx context.Context, topic string, qos byte, retain
 		return fmt.Errorf("mqtt: publish to %q with QoS 0: no connection to %s: %w", topic, c.cfg.URL, errdefs.ErrUnavailable)
 	}
 	if l.maxPacket > 0 && int64(len(topic)+len(payload))+packetOverhead > int64(l.maxPacket) {
-		return fmt.Errorf("mqtt: publish to %q: %d bytes exceed the broker's limit of %d: %w", topic, len(payload), l.maxPacket, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("mqtt: publish to %q: %d bytes exceed the broker's limit of %d: %w", topic, len(payload), l.maxPacket,
+			errdefs.ErrInvalidArgument)
 	}
 	err := l.send(&packet.Publish{Retain: retain, Topic: topic, Payload: payload})
 	if err != nil {
@@ -77,7 +78,8 @@ func (c *client) handle(l *link, p packet.Packet) error {
 		}
 		return fmt.Errorf("mqtt: the broker disconnected: %v %s: %w", p.Code, p.Properties.Text(packet.ReasonString), errdefs.ErrUnavailable)
 	default:
-		return fmt.Errorf("mqtt: the broker sent %T: %w", p, &packet.Error{Code: packet.ProtocolError, Text: "a packet that no broker sends here"})
+		return fmt.Errorf("mqtt: the broker sent %T: %w", p,
+			&packet.Error{Code: packet.ProtocolError, Text: "a packet that no broker sends here"})
 	}
 	return nil
 }
@@ -85,7 +87,8 @@ func (c *client) handle(l *link, p packet.Packet) error {
 // acknowledged processes the broker's last answer to a published message.
 func (c *client) acknowledged(p *packet.Ack) {
 	if it := c.out.done(p.ID, p.Code); it != nil && p.Code.Failed() && !it.released {
-		c.cfg.Log.Warn("mqtt: the broker refused a message", "topic", it.topic, "qos", it.qos, "reason", p.Code.String(), "text", p.Properties.Text(packet.ReasonString))
+		c.cfg.Log.Warn("mqtt: the broker refused a message", "topic", it.topic, "qos", it.qos, "reason", p.Code.String(), "text",
+			p.Properties.Text(packet.ReasonString))
 	}
 }
 

@@ -165,7 +165,8 @@ func (c *client) detach(l *link) {
 	}
 	c.mu.Unlock()
 	if it := c.out.disconnected(time.Since(l.since) < early); it != nil {
-		c.cfg.Log.Error("mqtt: message dropped: it was in flight at each of the last disconnects", "topic", it.topic, "bytes", len(it.payload), "times", it.tries)
+		c.cfg.Log.Error("mqtt: message dropped: it was in flight at each of the last disconnects", "topic", it.topic, "bytes", len(it.payload),
+			"times", it.tries)
 	}
 }
 

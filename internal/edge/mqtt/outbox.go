@@ -80,7 +80,8 @@ func newOutbox(limit int, bytes int64, ttl time.Duration, report func(l loss, me
 // messages that have no function settled. A message with such a function always waits for room.
 func (o *outbox) add(ctx context.Context, it *item) error {
 	if it.size() > o.bytes {
-		return fmt.Errorf("mqtt: a message of %d bytes is larger than the whole queue (%d bytes): %w", it.size(), o.bytes, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("mqtt: a message of %d bytes is larger than the whole queue (%d bytes): %w", it.size(), o.bytes,
+			errdefs.ErrResourceExhausted)
 	}
 	for {
 		o.mu.Lock()
@@ -111,7 +112,8 @@ func (o *outbox) add(ctx context.Context, it *item) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("mqtt: the queue of messages for the broker is full (at most %d messages and %d bytes): %w", o.limit, o.bytes, ctx.Err())
+			return fmt.Errorf("mqtt: the queue of messages for the broker is full (at most %d messages and %d bytes): %w", o.limit, o.bytes,
+				ctx.Err())
 		}
 	}
 }

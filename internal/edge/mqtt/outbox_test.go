@@ -209,7 +209,8 @@ func TestSettled(t *testing.T) {
 	o := newOutbox(2, 1000, time.Hour, func(l loss, _ int) { dropped = append(dropped, l.topic) })
 	add := func(name string) {
 		t.Helper()
-		require.NoError(t, o.add(t.Context(), &item{topic: name, qos: 1, settled: func(delivered bool) { settled = append(settled, fmt.Sprint(name, delivered)) }}))
+		require.NoError(t, o.add(t.Context(),
+			&item{topic: name, qos: 1, settled: func(delivered bool) { settled = append(settled, fmt.Sprint(name, delivered)) }}))
 	}
 	require.NoError(t, o.add(t.Context(), &item{topic: "plain", qos: 1}))
 	add("a")

@@ -22,7 +22,8 @@ func readPacket(r *bufio.Reader, version byte, limit int64) (packet.Packet, erro
 		return nil, fmt.Errorf("mqtt: length of a packet: %w", err)
 	}
 	if int64(length) > limit {
-		return nil, fmt.Errorf("mqtt: the broker sent a packet of %d bytes, more than the limit of %d: %w", length, limit, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("mqtt: the broker sent a packet of %d bytes, more than the limit of %d: %w", length, limit,
+			errdefs.ErrResourceExhausted)
 	}
 	body := make([]byte, length)
 	if _, err := io.ReadFull(r, body); err != nil {

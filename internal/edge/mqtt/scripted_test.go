@@ -257,7 +257,8 @@ func TestRefused(t *testing.T) {
 	assert.ErrorContains(t, err, "bad user name or password")
 	require.NoError(t, c.Close(patient(t)))
 	assert.ErrorIs(t, c.WaitConnected(patient(t)), errdefs.ErrFailedPrecondition)
-	for _, err := range []error{c.Publish(patient(t), "t", 0, false, nil), c.Publish(patient(t), "t", 1, false, nil), c.Subscribe(patient(t), "t", 0, mqtt.SubscribeOptions{})} {
+	for _, err := range []error{c.Publish(patient(t), "t", 0, false, nil), c.Publish(patient(t), "t", 1, false, nil),
+		c.Subscribe(patient(t), "t", 0, mqtt.SubscribeOptions{})} {
 		assert.ErrorIs(t, err, errdefs.ErrFailedPrecondition)
 	}
 	assert.NoError(t, c.Close(patient(t)), "twice")

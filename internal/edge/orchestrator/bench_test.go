@@ -208,7 +208,8 @@ func (b *bench) create(module, parent, more string) {
 	if parent != "" {
 		more += fmt.Sprintf(`,"parent":%q`, parent)
 	}
-	b.say("realm/proc/control", envelope("create", fmt.Sprintf(`{"type":"module","uuid":%q,"name":"n-%s","filename":"/f.wasm"%s}`, module, module, more)))
+	b.say("realm/proc/control",
+		envelope("create", fmt.Sprintf(`{"type":"module","uuid":%q,"name":"n-%s","filename":"/f.wasm"%s}`, module, module, more)))
 }
 
 func (b *bench) delete(module string) {

@@ -115,7 +115,8 @@ func TestForeignManagerOfLaterPeers(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.Close()
-			data := map[string]any{"type": "module", "uuid": "a", "parent": "chan", "args": []string{"upper"}, "channels": []map[string]any{{"topic": "t", "mode": "r"}}}
+			data := map[string]any{"type": "module", "uuid": "a", "parent": "chan", "args": []string{"upper"},
+				"channels": []map[string]any{{"topic": "t", "mode": "r"}}}
 			if err := client.Publish("realm/proc/control", 2, edgetest.Message("", "create", "req", data)); err != nil {
 				t.Fatal(err)
 			}

@@ -19,9 +19,12 @@ func FuzzMessages(f *testing.F) {
 	for i := range topics {
 		for _, s := range []string{
 			envelope("create", `{"type":"module","uuid":"b","parent":"r1","restart":"always"}`), envelope("delete", `{"type":"module","uuid":"a"}`),
-			envelope("create_batch", `[{"type":"module","uuid":"c"},null,{}]`), envelope("exited", `{"type":"module","uuid":"a","status":{"code":1}}`),
-			envelope("create", `{"type":"runtime","uuid":"r1","parent":"m","max_nmodules":0,"apis":[""]}`), envelope("delete", `{"type":"runtime","uuid":"r1"}`),
-			managerWill, beatOf("r1"), `{"type":"resp"}`, `{`, ``, `null`, `{"object_id":"x","action":"create","type":"req","data":{"type":"module","uuid":"\u0000"}}`,
+			envelope("create_batch", `[{"type":"module","uuid":"c"},null,{}]`),
+			envelope("exited", `{"type":"module","uuid":"a","status":{"code":1}}`),
+			envelope("create", `{"type":"runtime","uuid":"r1","parent":"m","max_nmodules":0,"apis":[""]}`),
+			envelope("delete", `{"type":"runtime","uuid":"r1"}`),
+			managerWill, beatOf("r1"), `{"type":"resp"}`, `{`, ``, `null`,
+			`{"object_id":"x","action":"create","type":"req","data":{"type":"module","uuid":"\u0000"}}`,
 		} {
 			f.Add(append([]byte{byte(i)}, s...))
 		}

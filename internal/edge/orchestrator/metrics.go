@@ -33,11 +33,13 @@ var (
 		[]string{"type", "status"}, nil)
 	slotsDesc = prometheus.NewDesc("tripod_orchestrator_slots", "Slots for modules of living runtimes: used and all.",
 		[]string{"runtime", "of"}, nil)
-	restartsDesc  = prometheus.NewDesc("tripod_orchestrator_restarts_pending", "Modules that will be created again after their back-off.", nil, nil)
+	restartsDesc = prometheus.NewDesc("tripod_orchestrator_restarts_pending", "Modules that will be created again after their back-off.", nil,
+		nil)
 	connectedDesc = prometheus.NewDesc("tripod_orchestrator_broker_connected", "1 while the broker is connected.", nil, nil)
 	connectsDesc  = prometheus.NewDesc("tripod_orchestrator_broker_connects_total", "Connections that the broker has accepted.", nil, nil)
-	droppedDesc   = prometheus.NewDesc("tripod_orchestrator_broker_dropped_total", "Messages that the MQTT client has dropped from its queue.", nil, nil)
-	queuedDesc    = prometheus.NewDesc("tripod_orchestrator_broker_queued", "Messages that wait for the broker.", nil, nil)
+	droppedDesc   = prometheus.NewDesc("tripod_orchestrator_broker_dropped_total", "Messages that the MQTT client has dropped from its queue.",
+		nil, nil)
+	queuedDesc = prometheus.NewDesc("tripod_orchestrator_broker_queued", "Messages that wait for the broker.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -49,7 +51,8 @@ func (o *Orchestrator) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (o *Orchestrator) Collect(to chan<- prometheus.Metric) {
-	guard.Func(o.log, "metrics", func() { o.collect(to) })() // guarded, because a panic in one of the registry's goroutines would end the process
+	// guarded, because a panic in one of the registry's goroutines would end the process
+	guard.Func(o.log, "metrics", func() { o.collect(to) })()
 }
 
 func (o *Orchestrator) collect(to chan<- prometheus.Metric) {

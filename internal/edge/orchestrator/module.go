@@ -205,7 +205,8 @@ func (t *transition) recreate(m *Record) error {
 		t.edit(m).RestartAt = nil
 		return nil
 	}
-	neighbours := slices.DeleteFunc(t.modulesOf(r.UUID), func(x *Record) bool { return !x.Status.holds() || x.UUID == m.UUID || x.Number > m.Number })
+	neighbours := slices.DeleteFunc(t.modulesOf(r.UUID),
+		func(x *Record) bool { return !x.Status.holds() || x.UUID == m.UUID || x.Number > m.Number })
 	if len(neighbours) < r.slots() {
 		return t.order(m, r)
 	}

@@ -12,7 +12,8 @@ func TestCreateWithParent(t *testing.T) {
 	b.node(2, "r1", "r2")
 	b.create("a", "r2", `,"custom":{"x":1},"args":["a","<b>"]`)
 	m := b.hears("control/r2 create a")[0]
-	if m.Data["status"] != "A" || m.Data["filetype"] != "WA" || m.Data["fault_crash"] != "ignore" || m.Data["parent"] != "r2" || m.Data["type"] != "module" {
+	if m.Data["status"] != "A" || m.Data["filetype"] != "WA" || m.Data["fault_crash"] != "ignore" || m.Data["parent"] != "r2" ||
+		m.Data["type"] != "module" {
 		t.Errorf("order %v", m.Data)
 	}
 	b.create("b", "name-r1", "")
@@ -42,7 +43,8 @@ func TestFieldsAreKeptVerbatim(t *testing.T) {
 	})
 	b.end()
 	b.start()
-	if got := string(b.state.get(key{Module, "a"}).view().Bytes()); !strings.Contains(got, `"html":"<&>"`) || !strings.Contains(got, `{ "k" :  1 }`) {
+	if got := string(b.state.get(key{Module, "a"}).view().Bytes()); !strings.Contains(got, `"html":"<&>"`) ||
+		!strings.Contains(got, `{ "k" :  1 }`) {
 		t.Errorf("after a restart the data are %s, want them verbatim", got)
 	}
 }
@@ -50,7 +52,8 @@ func TestFieldsAreKeptVerbatim(t *testing.T) {
 func TestPlacementByAPIsAndFreeSlots(t *testing.T) {
 	b := open(t)
 	b.node(2, "r1", "r2")
-	b.say("realm/proc/reg/r3", envelope("create", `{"type":"runtime","uuid":"r3","name":"x","apis":["wasm","gpu"],"parent":"m","max_nmodules":1}`))
+	b.say("realm/proc/reg/r3",
+		envelope("create", `{"type":"runtime","uuid":"r3","name":"x","apis":["wasm","gpu"],"parent":"m","max_nmodules":1}`))
 	b.hear()
 	b.create("a", "", "")
 	b.hears("control/r1 create a") // all equal: the oldest

@@ -151,7 +151,8 @@ func (o *Orchestrator) foundOther(topic string) {
 	if soon {
 		return
 	}
-	o.log.Error("another orchestrator answers registrations of this realm: both will place modules; stop one, or give one another realm", "topic", topic)
+	o.log.Error("another orchestrator answers registrations of this realm: both will place modules; stop one, or give one another realm",
+		"topic", topic)
 }
 
 // Close sends the messages in flight, unless ctx ends first. Then it disconnects and closes the record. Modules keep

@@ -15,7 +15,8 @@ func (t *transition) runtimeFor(wanted string) (*Record, error) {
 	if r := t.runtimeNamed(wanted); r != nil {
 		return t.requireAlive(r)
 	}
-	return nil, fmt.Errorf("unknown parent %q: no runtime with this uuid or name has registered; request ignored: %w", wanted, errdefs.ErrNotFound)
+	return nil, fmt.Errorf("unknown parent %q: no runtime with this uuid or name has registered; request ignored: %w", wanted,
+		errdefs.ErrNotFound)
 }
 
 // runtimeNamed returns the runtime with this uuid or name, dead or alive, or nil.
@@ -56,7 +57,8 @@ func (t *transition) choose(m *Record) (*Record, error) {
 		}
 	}
 	if len(able) == 0 {
-		return nil, fmt.Errorf("no living runtime offers %q and runs files of type %q; request ignored: %w", m.wantedAPIs(), m.Data.FileType(), errdefs.ErrNotFound)
+		return nil, fmt.Errorf("no living runtime offers %q and runs files of type %q; request ignored: %w", m.wantedAPIs(), m.Data.FileType(),
+			errdefs.ErrNotFound)
 	}
 	return best, nil
 }

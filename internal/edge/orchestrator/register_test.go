@@ -22,9 +22,11 @@ func beatOf(uuid string) string {
 func TestRegistrationIsAnsweredInFull(t *testing.T) {
 	b := open(t)
 	b.say("realm/proc/reg/m", envelope("create", `{"type":"manager","uuid":"m","name":"node"}`))
-	b.say("realm/proc/reg/r", envelope("create", `{"type":"runtime","uuid":"r","name":"min","runtime_type":"linux/minimal","apis":["wasm"],"parent":"m","mine":{"a":[1]}}`))
+	b.say("realm/proc/reg/r",
+		envelope("create", `{"type":"runtime","uuid":"r","name":"min","runtime_type":"linux/minimal","apis":["wasm"],"parent":"m","mine":{"a":[1]}}`))
 	all := b.hears("reg/m create", "reg/r create")
-	if got := fmt.Sprint(all[0].ObjectID, all[0].Type, all[0].Data); got != "id-createarts_respmap[details:map[ka_interval_sec:60 name:node status:A uuid:m] result:ok]" {
+	if got := fmt.Sprint(all[0].ObjectID, all[0].Type,
+		all[0].Data); got != "id-createarts_respmap[details:map[ka_interval_sec:60 name:node status:A uuid:m] result:ok]" {
 		t.Errorf("the registration is answered with %s, want all details", got)
 	}
 	want := "map[details:map[aot_target:map[] apis:[wasm] ka_interval_sec:60 max_nmodules:100 metadata:<nil> mine:map[a:[1]] name:min page_size:65536 parent:m platform:<nil> runtime_type:linux/minimal status:A uuid:r] result:ok]"

@@ -91,14 +91,17 @@ func TestOne(t *testing.T) {
 		}
 	}
 	_, m := get(t, b, "/api/modules/aaaa-1/")
-	if m["status"] != "D" || m["custom"] != 7.0 || m["parent"] != r1 || fmt.Sprint(m["exit"]) != "map[exit_code:3 status:exited]" || m["type"] != "module" {
+	if m["status"] != "D" || m["custom"] != 7.0 || m["parent"] != r1 || fmt.Sprint(m["exit"]) != "map[exit_code:3 status:exited]" ||
+		m["type"] != "module" {
 		t.Errorf("a dead module is %v", m)
 	}
 	_, r := get(t, b, "/api/runtimes/"+r1+"/")
-	if uuids(map[string]any{"results": r["children"]}) != "<nil> <nil> [bbbb-2 cccc-1]" || r["keepalive"] == nil || r["max_nmodules"] != 3.0 || r["status"] != "A" {
+	if uuids(map[string]any{"results": r["children"]}) != "<nil> <nil> [bbbb-2 cccc-1]" || r["keepalive"] == nil || r["max_nmodules"] != 3.0 ||
+		r["status"] != "A" {
 		t.Errorf("a runtime is %v", r)
 	}
-	for _, path := range []string{"/api/modules/nope/", "/api/runtimes/aaaa-1/", "/", "/api/", "/api/modules/a/b/", "/api/queued/a/", "/api/modules/%00/"} {
+	for _, path := range []string{"/api/modules/nope/", "/api/runtimes/aaaa-1/", "/", "/api/", "/api/modules/a/b/", "/api/queued/a/",
+		"/api/modules/%00/"} {
 		if code, got := get(t, b, path); code != http.StatusNotFound || got["error"] == nil {
 			t.Errorf("GET %s: got %d %v, want %d and an error", path, code, got, http.StatusNotFound)
 		}

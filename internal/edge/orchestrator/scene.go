@@ -121,7 +121,8 @@ func (t *transition) sceneDelete(topic wire.SceneTopic, e wire.Envelope, d wire.
 	m.Asked = e.ObjectID
 	r := t.get(key{Runtime, m.Parent})
 	// The public runtimes obey a request that names them; our managers also one that does not.
-	if r != nil && r.Status == Alive && m.Status == Alive && r.hearsScenes() && (r.Scene == "" || d.Parent() == r.UUID || d.Parent() == r.Name) {
+	if r != nil && r.Status == Alive && m.Status == Alive && r.hearsScenes() &&
+		(r.Scene == "" || d.Parent() == r.UUID || d.Parent() == r.Name) {
 		return t.removed(e.Data)
 	}
 	return t.remove(e.Data)

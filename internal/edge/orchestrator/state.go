@@ -207,7 +207,8 @@ func (t *transition) edit(r *Record) *Record {
 func (t *transition) add(r *Record) (*Record, error) {
 	n, last := t.o.state.size(r.Kind)
 	if n+len(t.changes) >= maxRecords && t.get(key{r.Kind, r.UUID}) == nil {
-		return nil, fmt.Errorf("the record has %d entries of type %s, which is the limit; request ignored: %w", n, r.Kind, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("the record has %d entries of type %s, which is the limit; request ignored: %w", n, r.Kind,
+			errdefs.ErrResourceExhausted)
 	}
 	t.numbers++
 	r.Number = last + t.numbers

@@ -34,7 +34,8 @@ func recorded(t testing.TB) []step {
 			s.ours, s.defect = true, true // it refused its own message
 		case kind == "control" && strings.Count(f[2], "/") == 4:
 			s.ours, s.defect = true, true // it answered an order to a manager with another one, to nobody
-		case kind == "notif", kind == "reg" && strings.Contains(s.payload, "arts_resp"), kind == "control" && strings.Contains(s.payload, `"status": "A"`):
+		case kind == "notif", kind == "reg" && strings.Contains(s.payload, "arts_resp"),
+			kind == "control" && strings.Contains(s.payload, `"status": "A"`):
 			s.ours = true
 		case kind == "log" || kind == "profile":
 			continue

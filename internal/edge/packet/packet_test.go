@@ -37,7 +37,9 @@ func samples(level byte) []Packet {
 		return c
 	}
 	packets := []Packet{
-		&Connect{Level: level, CleanStart: true, KeepAlive: 60, Properties: all(CONNECT), ClientID: "id", HasUsername: true, Username: "user", HasPassword: true, Password: []byte("pass"), Will: &Will{Topic: "will", Payload: []byte("gone"), QoS: 2, Retain: true, Properties: all(0)}},
+		&Connect{Level: level, CleanStart: true, KeepAlive: 60, Properties: all(CONNECT), ClientID: "id", HasUsername: true, Username: "user",
+			HasPassword: true, Password: []byte("pass"),
+			Will: &Will{Topic: "will", Payload: []byte("gone"), QoS: 2, Retain: true, Properties: all(0)}},
 		&Connack{SessionPresent: level > 3, Code: 5, Properties: all(CONNACK)},
 		&Publish{Topic: "a/b", Payload: []byte("text"), Properties: all(PUBLISH)},
 		&Publish{Dup: true, Retain: true, QoS: 2, ID: 65_535, Topic: "a", Payload: []byte{}},
@@ -123,8 +125,10 @@ func TestLength(t *testing.T) {
 
 func TestFilters(t *testing.T) {
 	for filter, valid := range map[string]bool{
-		"a": true, "/": true, "+": true, "#": true, "a/+/b/#": true, "+/+": true, "$SYS/#": true, "$share/g/a": true, "$share/g/#": true, " ": true,
-		"": false, "a+": false, "+a": false, "a#": false, "#/a": false, "a/#/b": false, "a/b#": false, "a\x00": false, "\xff": false, "$share/g": false,
+		"a": true, "/": true, "+": true, "#": true, "a/+/b/#": true, "+/+": true, "$SYS/#": true, "$share/g/a": true, "$share/g/#": true,
+		" ": true,
+		"":  false, "a+": false, "+a": false, "a#": false, "#/a": false, "a/#/b": false, "a/b#": false, "a\x00": false, "\xff": false,
+		"$share/g":  false,
 		"$share//a": false, "$share/g/": false, "$share/g+/a": false, "$share/#/a": false, "$share/g/a#": false,
 	} {
 		assert.Equal(t, valid, ValidFilter(filter), "%q", filter)

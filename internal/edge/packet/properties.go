@@ -79,17 +79,18 @@ var definitions = [lastProperty + 1]struct {
 	RequestResponse:     {number8, 1 << CONNECT, 0, 1},
 	ResponseInformation: {text, 1 << CONNACK, 0, 0},
 	ServerReference:     {text, 1<<CONNACK | 1<<DISCONNECT, 0, 0},
-	ReasonString:        {text, 1<<CONNACK | 1<<PUBACK | 1<<PUBREC | 1<<PUBREL | 1<<PUBCOMP | 1<<SUBACK | 1<<UNSUBACK | 1<<DISCONNECT | 1<<AUTH, 0, 0},
-	ReceiveMaximum:      {number16, 1<<CONNECT | 1<<CONNACK, 1, 0},
-	TopicAliasMaximum:   {number16, 1<<CONNECT | 1<<CONNACK, 0, 0},
-	TopicAlias:          {number16, 1 << PUBLISH, 0, 0}, // 0 has a reason code of its own
-	MaximumQoS:          {number8, 1 << CONNACK, 0, 1},
-	RetainAvailable:     {number8, 1 << CONNACK, 0, 1},
-	UserProperties:      {pair, ^uint32(0), 0, 0},
-	MaximumPacketSize:   {number32, 1<<CONNECT | 1<<CONNACK, 1, 0},
-	WildcardAvailable:   {number8, 1 << CONNACK, 0, 1},
-	SubscriptionIDs:     {number8, 1 << CONNACK, 0, 1},
-	SharedAvailable:     {number8, 1 << CONNACK, 0, 1},
+	ReasonString: {text,
+		1<<CONNACK | 1<<PUBACK | 1<<PUBREC | 1<<PUBREL | 1<<PUBCOMP | 1<<SUBACK | 1<<UNSUBACK | 1<<DISCONNECT | 1<<AUTH, 0, 0},
+	ReceiveMaximum:    {number16, 1<<CONNECT | 1<<CONNACK, 1, 0},
+	TopicAliasMaximum: {number16, 1<<CONNECT | 1<<CONNACK, 0, 0},
+	TopicAlias:        {number16, 1 << PUBLISH, 0, 0}, // 0 has a reason code of its own
+	MaximumQoS:        {number8, 1 << CONNACK, 0, 1},
+	RetainAvailable:   {number8, 1 << CONNACK, 0, 1},
+	UserProperties:    {pair, ^uint32(0), 0, 0},
+	MaximumPacketSize: {number32, 1<<CONNECT | 1<<CONNACK, 1, 0},
+	WildcardAvailable: {number8, 1 << CONNACK, 0, 1},
+	SubscriptionIDs:   {number8, 1 << CONNACK, 0, 1},
+	SharedAvailable:   {number8, 1 << CONNACK, 0, 1},
 }
 
 // User is a User Property.

@@ -63,7 +63,8 @@ func TestModuleData(t *testing.T) {
 	assert.Nil(t, d.Resources())
 	assert.Equal(t, "ignore", d.FaultCrash())
 	assert.Equal(t, RestartNever, d.Restart())
-	assert.Equal(t, []channel.Channel{{Name: "in", Topic: "app/in", Flags: channel.Read}, {Name: "mid", Topic: "app/mid", Flags: channel.Write}}, d.Channels())
+	assert.Equal(t, []channel.Channel{{Name: "in", Topic: "app/in", Flags: channel.Read},
+		{Name: "mid", Topic: "app/mid", Flags: channel.Write}}, d.Channels())
 	assert.JSONEq(t, recorded, string(d.Bytes()))
 
 	d, err = ParseModuleData([]byte(`{"uuid":"u","args":{"argv":["a","b0"],"env":["A=1"],"dirs":["/x"]},"env":["B=2"],"dir":"/y","dirs":["/z"],"file":"/f","filename":"/g",` +
@@ -75,7 +76,9 @@ func TestModuleData(t *testing.T) {
 	assert.Equal(t, []string{"/y", "/z", "/x"}, d.Dirs())
 	assert.Equal(t, "/f", d.File())
 	assert.Equal(t, "1", string(d.Resources()["memory"]))
-	assert.Equal(t, []channel.Channel{{Name: "in", Topic: "a/#", Flags: channel.Read | channel.QoS1}, {Name: "b", Topic: "b", Flags: channel.ReadWrite | channel.QoS1}, {Name: "c", Topic: "c", Flags: channel.Write | channel.QoS2}}, d.Channels())
+	assert.Equal(t, []channel.Channel{{Name: "in", Topic: "a/#", Flags: channel.Read | channel.QoS1},
+		{Name: "b", Topic: "b", Flags: channel.ReadWrite | channel.QoS1}, {Name: "c", Topic: "c", Flags: channel.Write | channel.QoS2}},
+		d.Channels())
 }
 
 // TestArgumentsOfLaterPeers: an object's arguments have no program name.
@@ -117,15 +120,19 @@ func TestModuleDataKeepsWhatItDoesNotKnow(t *testing.T) {
 	require.NoError(t, err)
 	with, err := d.With("index", 3)
 	require.NoError(t, err)
-	assert.Equal(t, `{"a\u003cb":"<&>\u2028","big":123456789012345678901234567890,"index":3,"uuid":"u","x":{"nested": [1.50, "é"]}}`, string(with.Bytes()))
+	assert.Equal(t, `{"a\u003cb":"<&>\u2028","big":123456789012345678901234567890,"index":3,"uuid":"u","x":{"nested": [1.50, "é"]}}`,
+		string(with.Bytes()))
 }
 
 func TestModuleDataRefusals(t *testing.T) {
 	for _, bad := range []string{
-		`{}`, `{"uuid":""}`, `{"uuid":1}`, `{"uuid":"a/b"}`, `{"uuid":"+"}`, `{"uuid":".."}`, `{"uuid":"$x"}`, `{"uuid":"` + strings.Repeat("x", 300) + `"}`,
-		`{"uuid":"u","name":{}}`, `{"uuid":"u","args":[1]}`, `{"uuid":"u","args":{"argv":[{}]}}`, `{"uuid":"u","env":{"a":1}}`, `{"uuid":"u","args":["a\u0000"]}`,
+		`{}`, `{"uuid":""}`, `{"uuid":1}`, `{"uuid":"a/b"}`, `{"uuid":"+"}`, `{"uuid":".."}`, `{"uuid":"$x"}`,
+		`{"uuid":"` + strings.Repeat("x", 300) + `"}`,
+		`{"uuid":"u","name":{}}`, `{"uuid":"u","args":[1]}`, `{"uuid":"u","args":{"argv":[{}]}}`, `{"uuid":"u","env":{"a":1}}`,
+		`{"uuid":"u","args":["a\u0000"]}`,
 		`{"uuid":"u","file":"a\u0000b"}`, `{"uuid":"u","restart":"sometimes"}`, `{"uuid":"u","resources":[]}`, `{"uuid":"u","channels":["a"]}`,
-		`{"uuid":"u","channels":[{"mode":"rw","topic":"a/#"}]}`, `{"uuid":"u","channels":[{"mode":"x","topic":"a"}]}`, `{"uuid":"u","channels":[{"mode":"r"}]}`,
+		`{"uuid":"u","channels":[{"mode":"rw","topic":"a/#"}]}`, `{"uuid":"u","channels":[{"mode":"x","topic":"a"}]}`,
+		`{"uuid":"u","channels":[{"mode":"r"}]}`,
 		`{"uuid":"u","channels":[{"topic":"a","qos":3}]}`, `{"uuid":"u","channels":[{"topic":"a","flags":0}]}`,
 	} {
 		d, err := ParseModuleData([]byte(bad))
@@ -140,7 +147,8 @@ func TestModuleDataRefusals(t *testing.T) {
 // The numbers are the protocol's (Seed 4, "Messaging").
 func TestControlMessages(t *testing.T) {
 	assert.Equal(t, []int{0, 1, 2}, []int{Create, Delete, Stop})
-	assert.Equal(t, []int{0, 1, 2, 3, 4, 5, 6}, []int{Keepalive, RuntimeLog, Exited, channel.OpenChannel, channel.CloseChannel, ModuleLog, Profile})
+	assert.Equal(t, []int{0, 1, 2, 3, 4, 5, 6},
+		[]int{Keepalive, RuntimeLog, Exited, channel.OpenChannel, channel.CloseChannel, ModuleLog, Profile})
 }
 
 func TestTopics(t *testing.T) {
@@ -164,10 +172,12 @@ func TestTopics(t *testing.T) {
 	} {
 		assert.Equal(t, c[1], c[0])
 	}
-	for _, topic := range []string{seed.Control(), seed.ControlOf("rt"), seed.Reg("u"), seed.Keepalive("rt"), seed.Desired("rt"), seed.Reported("rt"), seed.Expand("$SL/proc/control", "m")} {
+	for _, topic := range []string{seed.Control(), seed.ControlOf("rt"), seed.Reg("u"), seed.Keepalive("rt"), seed.Desired("rt"),
+		seed.Reported("rt"), seed.Expand("$SL/proc/control", "m")} {
 		assert.True(t, seed.Governs(topic), topic)
 	}
-	for _, topic := range []string{"realm/proc/controls", seed.ModuleLog("rt", "m"), seed.Expand("$SL/proc/stdio", "m"), "other/proc/control", "app/in"} {
+	for _, topic := range []string{"realm/proc/controls", seed.ModuleLog("rt", "m"), seed.Expand("$SL/proc/stdio", "m"), "other/proc/control",
+		"app/in"} {
 		assert.False(t, seed.Governs(topic), topic)
 	}
 	assert.Equal(t, []string{"a", "b"}, Cut("realm/proc/log/a/b", "realm/proc/log"))

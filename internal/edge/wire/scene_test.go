@@ -20,7 +20,8 @@ func TestSceneTopics(t *testing.T) {
 		assert.True(t, topics.Governs(topic), topic)
 	}
 	for _, topic := range []string{
-		topics.SceneStream("public/arena", "m", Stdout), "realm/s/public/arena/o/x", "realm/g/public/x/y", "realm/s/public/p/m", "other/g/public/p/rt", topics.Control(),
+		topics.SceneStream("public/arena", "m", Stdout), "realm/s/public/arena/o/x", "realm/g/public/x/y", "realm/s/public/p/m",
+		"other/g/public/p/rt", topics.Control(),
 	} {
 		_, ok := topics.ParseScene(topic)
 		assert.False(t, ok, topic)
@@ -46,7 +47,8 @@ func TestSceneData(t *testing.T) {
 	assert.JSONEq(t, `["x"]`, string(back["args"]))
 	assert.JSONEq(t, `"upper.wasm"`, string(back["file"]), "the location stays apart")
 
-	for text, want := range map[string]string{`"ns/sc"`: "ns/sc", `"alone"`: "other/topic", `"a/b/c"`: "other/topic", `"a/+"`: "other/topic", `1`: "other/topic"} {
+	for text, want := range map[string]string{`"ns/sc"`: "ns/sc", `"alone"`: "other/topic", `"a/b/c"`: "other/topic", `"a/+"`: "other/topic",
+		`1`: "other/topic"} {
 		changed := d.Without("scene")
 		changed["scene"] = []byte(text)
 		assert.Equal(t, want, changed.FromScene(SceneTopic{Scene: "other/topic"}).Scene(), text)

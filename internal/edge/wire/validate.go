@@ -20,7 +20,8 @@ func (d ModuleData) Validate() error {
 	if err := ValidName("uuid", d.UUID()); err != nil {
 		return err
 	}
-	for _, name := range []string{"uuid", "name", "parent", "file", "filename", "filetype", "image", "location", "scene", "fault_crash", "restart"} {
+	for _, name := range []string{"uuid", "name", "parent", "file", "filename", "filetype", "image", "location", "scene", "fault_crash",
+		"restart"} {
 		var s string
 		if raw := d[name]; !isNull(raw) && json.Unmarshal(raw, &s) != nil {
 			return wrong(name, "a string")
@@ -71,8 +72,10 @@ func ValidName(field, s string) error {
 	switch {
 	case s == "":
 		return fmt.Errorf("module data: %q is missing: %w", field, errdefs.ErrInvalidArgument)
-	case len(s) > maxName || s == "." || s == ".." || strings.ContainsAny(s, "/+#\x00") || strings.HasPrefix(s, "$") || channel.ValidFilter(s) != nil:
-		return fmt.Errorf("module data: %q is %q: it is part of topics, so it must have at most %d bytes and no / + # $: %w", field, s, maxName, errdefs.ErrInvalidArgument)
+	case len(s) > maxName || s == "." || s == ".." || strings.ContainsAny(s, "/+#\x00") || strings.HasPrefix(s, "$") ||
+		channel.ValidFilter(s) != nil:
+		return fmt.Errorf("module data: %q is %q: it is part of topics, so it must have at most %d bytes and no / + # $: %w", field, s, maxName,
+			errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

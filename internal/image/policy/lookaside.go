@@ -44,7 +44,8 @@ func (l lookaside) url() string {
 // Lookaside returns the OpenPGP signatures of an image from the store that the files in registriesDir name for it. Its
 // error is errdefs.ErrUnavailable if the store cannot be read, errdefs.ErrFailedPrecondition if the files are invalid, and
 // errdefs.ErrInvalidArgument if the store has too much.
-func Lookaside(ctx context.Context, client *http.Client, registriesDir string, named reference.Named, subjects []digest.Digest) ([][]byte, error) {
+func Lookaside(ctx context.Context, client *http.Client, registriesDir string, named reference.Named,
+	subjects []digest.Digest) ([][]byte, error) {
 	base, err := lookasideOf(registriesDir, named)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
@@ -53,7 +54,8 @@ func Lookaside(ctx context.Context, client *http.Client, registriesDir string, n
 	room := int64(maxBytes)
 	for _, subject := range subjects {
 		for n := 1; ; n++ {
-			u := base.JoinPath(fmt.Sprintf("%s@%s=%s", reference.Path(named), subject.Algorithm(), subject.Encoded()), fmt.Sprintf("signature-%d", n))
+			u := base.JoinPath(fmt.Sprintf("%s@%s=%s", reference.Path(named), subject.Algorithm(), subject.Encoded()),
+				fmt.Sprintf("signature-%d", n))
 			signature, err := read(ctx, client, u, room)
 			if errors.Is(err, fs.ErrNotExist) {
 				break
@@ -63,7 +65,8 @@ func Lookaside(ctx context.Context, client *http.Client, registriesDir string, n
 			}
 			all, room = append(all, signature), room-int64(len(signature))
 			if len(all) > maxSignatures || room < 0 {
-				return nil, fmt.Errorf("%s has more than %d signatures, or more than %d bytes of them: %w", base.Redacted(), maxSignatures, maxBytes, errdefs.ErrInvalidArgument)
+				return nil, fmt.Errorf("%s has more than %d signatures, or more than %d bytes of them: %w", base.Redacted(), maxSignatures, maxBytes,
+					errdefs.ErrInvalidArgument)
 			}
 		}
 	}

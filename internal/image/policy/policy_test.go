@@ -61,7 +61,8 @@ func policyOf(t *testing.T, requirement map[string]any) *Policy {
 }
 
 func payload(kind, ref string, dgst digest.Digest) []byte {
-	return fmt.Appendf(nil, `{"critical":{"type":%q,"image":{"docker-manifest-digest":%q},"identity":{"docker-reference":%q}},"optional":{"creator":"test"}}`,
+	return fmt.Appendf(nil,
+		`{"critical":{"type":%q,"image":{"docker-manifest-digest":%q},"identity":{"docker-reference":%q}},"optional":{"creator":"test"}}`,
 		payloadTypes[kind], dgst, ref)
 }
 
@@ -72,8 +73,10 @@ func TestMostSpecificScopeApplies(t *testing.T) {
 		"*.example":[{"type":"insecureAcceptAnything"}], "docker.io/library":[{"type":"insecureAcceptAnything"}]}}}`))
 	check(t, err)
 	for ref, accepted := range map[string]bool{
-		"r.example:5000/a/b:1": true, "r.example:5000/a/b:2": false, "r.example:5000/a/b@" + string(subject): false, "r.example:5000/a/bc:1": true,
-		"r.example:5000/ab:1": false, "s.example/x:1": true, "t.s.example/x:1": true, "example/x:1": false, "busybox": true, "docker.io/user/x:1": false,
+		"r.example:5000/a/b:1": true, "r.example:5000/a/b:2": false, "r.example:5000/a/b@" + string(subject): false,
+		"r.example:5000/a/bc:1": true,
+		"r.example:5000/ab:1":   false, "s.example/x:1": true, "t.s.example/x:1": true, "example/x:1": false, "busybox": true,
+		"docker.io/user/x:1": false,
 		"elsewhere.test/x:1": false,
 	} {
 		err := p.For(named(t, ref)).Check([]digest.Digest{subject}, Signatures{})
@@ -135,7 +138,8 @@ func TestSignedIdentity(t *testing.T) {
 		{identity{Type: exactRepository, DockerRepository: "s.example/b"}, "r.example/a:1", "s.example/bc:9", false},
 		{identity{Type: remapIdentity, Prefix: "mirror.example", SignedPrefix: "r.example/x"}, "mirror.example/a:1", "r.example/x/a:1", true},
 		{identity{Type: remapIdentity, Prefix: "mirror.example", SignedPrefix: "r.example/x"}, "mirror.example/a:1", "mirror.example/a:1", false},
-		{identity{Type: remapIdentity, Prefix: "mirror.example/a", SignedPrefix: "r.example/x"}, "mirror.example/ab:1", "mirror.example/ab:1", true},
+		{identity{Type: remapIdentity, Prefix: "mirror.example/a", SignedPrefix: "r.example/x"}, "mirror.example/ab:1", "mirror.example/ab:1",
+			true},
 		{identity{Type: matchExact}, "r.example/a:1", "R.EXAMPLE//", false},
 	} {
 		check(t, c.identity.validate())
@@ -175,7 +179,8 @@ func TestSigstoreSigned(t *testing.T) {
 	check(t, err)
 	good := payload(sigstoreSigned, "r.example/a", subject)
 	for name, key := range map[string]crypto.Signer{"P-256": p256, "P-384": p384, "RSA": long, "Ed25519": edwards} {
-		r := policyOf(t, map[string]any{"type": sigstoreSigned, "keyData": publicPEM(t, key.Public()), "signedIdentity": map[string]any{"type": matchRepository}}).
+		r := policyOf(t, map[string]any{"type": sigstoreSigned, "keyData": publicPEM(t, key.Public()),
+			"signedIdentity": map[string]any{"type": matchRepository}}).
 			For(named(t, "r.example/a:1"))
 		stranger, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		check(t, err)
@@ -258,7 +263,8 @@ func TestSignedBy(t *testing.T) {
 	old := &packet.Config{Time: func() time.Time { return time.Now().Add(-48 * time.Hour) }, KeyLifetimeSecs: 3600}
 	short := &packet.Config{Time: old.Time, SigLifetimeSecs: 3600}
 	key, stranger, expired := newEntity(t, &packet.Config{Time: old.Time}), newEntity(t, nil), newEntity(t, old)
-	r := policyOf(t, map[string]any{"type": signedBy, "keyType": "GPGKeys", "keyData": slices.Concat(publicKey(t, key), publicKey(t, expired))}).For(named(t, "r.example/a:1"))
+	r := policyOf(t, map[string]any{"type": signedBy, "keyType": "GPGKeys",
+		"keyData": slices.Concat(publicKey(t, key), publicKey(t, expired))}).For(named(t, "r.example/a:1"))
 	good := payload(signedBy, "r.example/a:1", subject)
 	cut := message(t, key, good, nil)
 	for what, c := range map[string]struct {

@@ -26,8 +26,9 @@ func TestLoginOfTheLongestPrefix(t *testing.T) {
 	}
 	for at, want := range map[string]string{
 		"registry.example/app": "host", "registry.example/a": "a", "registry.example/a/app": "a", "registry.example/ab/app": "host",
-		"registry.example/a/deep/app": "deep", "registry.example/a/deeper": "a", "registry.example/a/helper/app": "a", "old.example/app": "old", "registry-1.docker.io/library/x": "hub",
-		"unknown.example/app": "", "broken.example/app": "error", "registry.example/broken/app": "error",
+		"registry.example/a/deep/app": "deep", "registry.example/a/deeper": "a", "registry.example/a/helper/app": "a", "old.example/app": "old",
+		"registry-1.docker.io/library/x": "hub",
+		"unknown.example/app":            "", "broken.example/app": "error", "registry.example/broken/app": "error",
 	} {
 		host, repository, _ := strings.Cut(at, "/")
 		l, err := newLogins(nil, config, host, repository)

@@ -48,7 +48,8 @@ func (r Config) Resolver(ctx context.Context, named reference.Named, auth *Auth)
 	for _, bad := range logins.bad {
 		log.G(ctx).Warn(bad.Error())
 	}
-	used := &Hosts{logins: logins, refuse: r.RefuseDowngrades, served: map[digest.Digest]string{}, passed: map[string]bool{}, plain: map[[2]string]bool{}, failed: map[[2]string]error{}}
+	used := &Hosts{logins: logins, refuse: r.RefuseDowngrades, served: map[digest.Digest]string{}, passed: map[string]bool{},
+		plain: map[[2]string]bool{}, failed: map[[2]string]error{}}
 	scheme := ""
 	if r.PlainHTTP {
 		scheme = "http"

@@ -23,7 +23,8 @@ func leavesTLS(answer *http.Response, to *url.URL) bool {
 // otherwise warns once for each host.
 func (u *Hosts) leaveTLS(ctx context.Context, registry, what string, to *url.URL) error {
 	if u.refuse {
-		return fmt.Errorf("%s has TLS and names %s://%s for %s, which refuse_downgrades forbids: %w", registry, to.Scheme, to.Host, what, failure.ErrRedirect)
+		return fmt.Errorf("%s has TLS and names %s://%s for %s, which refuse_downgrades forbids: %w", registry, to.Scheme, to.Host, what,
+			failure.ErrRedirect)
 	}
 	u.mu.Lock()
 	known := u.plain[[2]string{registry, to.Host}]
@@ -76,7 +77,8 @@ func (a tlsAuthorizer) AddResponses(ctx context.Context, responses []*http.Respo
 			return err
 		}
 		if own != (login{}) || a.headers {
-			return fmt.Errorf("%s has TLS and wants the login at %s://%s, which has none (set the address of the token server to https there): %w", registry, realm.Scheme, realm.Host, failure.ErrRedirect)
+			return fmt.Errorf("%s has TLS and wants the login at %s://%s, which has none (set the address of the token server to https there): %w",
+				registry, realm.Scheme, realm.Host, failure.ErrRedirect)
 		}
 		if err := a.used.leaveTLS(ctx, registry, "tokens", realm); err != nil {
 			return err

@@ -200,11 +200,13 @@ func (t registryTransport) named(req *http.Request, resp *http.Response) (*http.
 	}
 	given := resp.Header.Get("Content-Type")
 	if len(document) > MaxDocumentBytes {
-		return nil, fmt.Errorf("%s answered with more than %d bytes of the type %q: %w", req.URL.Host, MaxDocumentBytes, given, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s answered with more than %d bytes of the type %q: %w", req.URL.Host, MaxDocumentBytes, given,
+			errdefs.ErrInvalidArgument)
 	}
 	kind := documentType(document)
 	if kind == "" {
-		return nil, fmt.Errorf("%s answered with something of the type %q that is no manifest: %w", req.URL.Host, given, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s answered with something of the type %q that is no manifest: %w", req.URL.Host, given,
+			errdefs.ErrInvalidArgument)
 	}
 	resp.Header = resp.Header.Clone()
 	resp.Header.Set("Content-Type", kind)

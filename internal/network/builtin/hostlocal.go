@@ -13,8 +13,8 @@ import (
 )
 
 // allocate takes a lease on one address from each range, and returns the addresses with the configured routes, and the
-// leases of the network. If it fails, it frees the addresses that it leased. host-local's own code chooses the addresses; only the store (type
-// leases) is our own code.
+// leases of the network. If it fails, it frees the addresses that it leased. host-local's own code chooses the addresses; only
+// the store (type leases) is our own code.
 func (c *Call) allocate(ctx context.Context) (result *types100.Result, seen *seenLeases, err error) {
 	conf, store, err := c.openLeases(ctx)
 	if err != nil {

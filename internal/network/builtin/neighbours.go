@@ -25,7 +25,8 @@ func (conf *bridgeConfig) introduce(host *netlink.Handle, bridge netlink.Link, p
 	}
 	// Otherwise, the packets to a pod that has sent none yet, or none for five minutes, go to all ports.
 	err = host.NeighSet(&netlink.Neigh{
-		LinkIndex: port, Family: unix.AF_BRIDGE, HardwareAddr: mac, State: netlink.NUD_REACHABLE, Flags: netlink.NTF_MASTER | netlink.NTF_EXT_LEARNED,
+		LinkIndex: port, Family: unix.AF_BRIDGE, HardwareAddr: mac, State: netlink.NUD_REACHABLE,
+		Flags: netlink.NTF_MASTER | netlink.NTF_EXT_LEARNED,
 	})
 	if err != nil {
 		return fmt.Errorf("add %s to bridge %s: %w", mac, conf.Bridge, err)

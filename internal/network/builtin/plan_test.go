@@ -21,7 +21,8 @@ const plugins = "/usr/lib/cni"
 
 const (
 	plainIPAM   = `{"type":"host-local","dataDir":"/x","ranges":[[{"subnet":"10.1.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}`
-	plainBridge = `{"cniVersion":"1.0.0","name":"n","type":"bridge","bridge":"b0","isGateway":true,"hairpinMode":true,"ipam":` + plainIPAM + `}`
+	plainBridge = `{"cniVersion":"1.0.0","name":"n","type":"bridge","bridge":"b0","isGateway":true,"hairpinMode":true,"ipam":` + plainIPAM +
+		`}`
 )
 
 // with replaces a part of a configuration.
@@ -54,15 +55,18 @@ func TestPlan(t *testing.T) {
 		env          []string
 		why          string
 	}{
-		"bridge":                    {"bridge", plainBridge, nil, ""},
-		"DEL":                       {"bridge", plainBridge, environment("CNI_COMMAND=DEL"), ""},
-		"DEL without namespace":     {"bridge", plainBridge, environment("CNI_COMMAND=DEL", "CNI_NETNS="), ""},
-		"DEL with a result":         {"bridge", bridgeWith(`"prevResult":{"cniVersion":"1.0.0","ips":[]}`), environment("CNI_COMMAND=DEL"), ""},
-		"no arguments":              {"bridge", plainBridge, environment("CNI_ARGS="), ""},
-		"values that ask nothing":   {"bridge", bridgeWith(`"ipMasq":false,"vlan":0,"runtimeConfig":{},"dns":{"nameservers":["192.0.2.1"]}`), nil, ""},
-		"all of ours":               {"bridge", bridgeWith(`"isDefaultGateway":true,"forceAddress":true,"mtu":1400,"ipMasq":true`), nil, ""},
-		"0.3.1":                     {"bridge", with(plainBridge, "1.0.0", "0.3.1"), nil, ""},
-		"old range":                 {"bridge", with(plainBridge, plainIPAM, `{"type":"host-local","subnet":"10.1.0.0/16","rangeStart":"10.1.0.9","rangeEnd":"10.1.0.99","gateway":"10.1.0.1"}`), nil, ""},
+		"bridge":                {"bridge", plainBridge, nil, ""},
+		"DEL":                   {"bridge", plainBridge, environment("CNI_COMMAND=DEL"), ""},
+		"DEL without namespace": {"bridge", plainBridge, environment("CNI_COMMAND=DEL", "CNI_NETNS="), ""},
+		"DEL with a result":     {"bridge", bridgeWith(`"prevResult":{"cniVersion":"1.0.0","ips":[]}`), environment("CNI_COMMAND=DEL"), ""},
+		"no arguments":          {"bridge", plainBridge, environment("CNI_ARGS="), ""},
+		"values that ask nothing": {"bridge", bridgeWith(`"ipMasq":false,"vlan":0,"runtimeConfig":{},"dns":{"nameservers":["192.0.2.1"]}`), nil,
+			""},
+		"all of ours": {"bridge", bridgeWith(`"isDefaultGateway":true,"forceAddress":true,"mtu":1400,"ipMasq":true`), nil, ""},
+		"0.3.1":       {"bridge", with(plainBridge, "1.0.0", "0.3.1"), nil, ""},
+		"old range": {"bridge",
+			with(plainBridge, plainIPAM,
+				`{"type":"host-local","subnet":"10.1.0.0/16","rangeStart":"10.1.0.9","rangeEnd":"10.1.0.99","gateway":"10.1.0.1"}`), nil, ""},
 		"loopback":                  {"loopback", loopback, nil, ""},
 		"loopback in a chain":       {"loopback", with(loopback, `"name"`, `"prevResult":{"cniVersion":"1.0.0"},"name"`), nil, ""},
 		"portmap without ports":     {"portmap", portmap, nil, ""},
@@ -105,10 +109,12 @@ func TestPlan(t *testing.T) {
 		"no JSON":               {"bridge", "bridge", nil, "invalid"},
 		"nothing":               {"bridge", "", nil, "EOF"},
 		"loopback with more":    {"loopback", with(loopback, `"name"`, `"more":1,"name"`), nil, "more"},
-		"portmap with ports":    {"portmap", with(portmap, `"snat"`, `"runtimeConfig":{"portMappings":[{"hostPort":80,"containerPort":80,"protocol":"tcp"}]},"snat"`), nil, "host ports"},
-		"portmap with backend":  {"portmap", with(portmap, `"snat"`, `"backend":"nftables","snat"`), nil, "backend"},
-		"portmap alone":         {"portmap", with(portmap, `,"prevResult":{"cniVersion":"1.0.0"}`, ""), nil, "prevResult"},
-		"other plugin":          {"firewall", `{"cniVersion":"1.0.0","name":"n","type":"firewall"}`, nil, "firewall"},
+		"portmap with ports": {"portmap",
+			with(portmap, `"snat"`, `"runtimeConfig":{"portMappings":[{"hostPort":80,"containerPort":80,"protocol":"tcp"}]},"snat"`), nil,
+			"host ports"},
+		"portmap with backend": {"portmap", with(portmap, `"snat"`, `"backend":"nftables","snat"`), nil, "backend"},
+		"portmap alone":        {"portmap", with(portmap, `,"prevResult":{"cniVersion":"1.0.0"}`, ""), nil, "prevResult"},
+		"other plugin":         {"firewall", `{"cniVersion":"1.0.0","name":"n","type":"firewall"}`, nil, "firewall"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			env := c.env

@@ -60,6 +60,7 @@ func run(ctx context.Context, program, stdin string, args ...string) (string, er
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("%s: %w", program, context.Cause(ctx))
 	default:
-		return "", fmt.Errorf("%s: %w: %s: %w", program, err, bytes.TrimSpace(append(output.Bytes(), complaints.Bytes()...)), errdefs.ErrUnavailable)
+		return "", fmt.Errorf("%s: %w: %s: %w", program, err, bytes.TrimSpace(append(output.Bytes(), complaints.Bytes()...)),
+			errdefs.ErrUnavailable)
 	}
 }

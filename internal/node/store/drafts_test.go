@@ -87,8 +87,9 @@ func TestStaleDraftsAreVoid(t *testing.T) {
 		content []byte
 		want    map[string]string
 	}{
-		"stale":           {raw, map[string]string{"p": "running"}},
-		"of another boot": {bytes.Replace(raw, []byte(s.drafts.boot), []byte("00000000-0000-0000-0000-000000000000"), 1), map[string]string{"p": "running"}},
+		"stale": {raw, map[string]string{"p": "running"}},
+		"of another boot": {bytes.Replace(raw, []byte(s.drafts.boot), []byte("00000000-0000-0000-0000-000000000000"), 1),
+			map[string]string{"p": "running"}},
 		"of another file": {bytes.Replace(raw, []byte(s.ID()), []byte("X"), 1), map[string]string{"p": "running"}},
 		"torn":            {raw[:20], map[string]string{"p": "running"}},
 		"empty":           {nil, map[string]string{"p": "running"}},

@@ -42,7 +42,8 @@ func TestRecordsSurviveReopening(t *testing.T) {
 	if !s.Fresh() {
 		t.Error("Fresh of a new file = false, want true")
 	}
-	for _, err := range []error{s.Put("pods", "a", []byte("1")), s.Put("pods", "b", []byte("2")), s.Delete("pods", "a"), s.Delete("none", "x")} {
+	for _, err := range []error{s.Put("pods", "a", []byte("1")), s.Put("pods", "b", []byte("2")), s.Delete("pods", "a"),
+		s.Delete("none", "x")} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,8 +174,9 @@ func TestN11FileThatIsNotWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, content := range map[string][]byte{
-		"empty": {}, "zeroes": make([]byte, len(raw)), "half": raw[:len(raw)/2], "first pages": raw[:4*os.Getpagesize()], "a few bytes": raw[:100],
-		"text": []byte("not a database"), "another program's": other,
+		"empty": {}, "zeroes": make([]byte, len(raw)), "half": raw[:len(raw)/2], "first pages": raw[:4*os.Getpagesize()],
+		"a few bytes": raw[:100],
+		"text":        []byte("not a database"), "another program's": other,
 	} {
 		path := filepath.Join(t.TempDir(), "node.db")
 		if err := os.WriteFile(path, content, 0o600); err != nil {
@@ -247,7 +249,8 @@ func TestUpdate(t *testing.T) {
 	for _, update := range []struct {
 		put    map[string][]byte
 		remove []string
-	}{{put: map[string][]byte{"a": []byte("1"), "b": []byte("2")}}, {put: map[string][]byte{"c": []byte("3")}, remove: []string{"a", "none"}}} {
+	}{{put: map[string][]byte{"a": []byte("1"), "b": []byte("2")}},
+		{put: map[string][]byte{"c": []byte("3")}, remove: []string{"a", "none"}}} {
 		if err := s.Update("k", update.put, update.remove); err != nil {
 			t.Fatal(err)
 		}

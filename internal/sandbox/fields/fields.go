@@ -95,7 +95,8 @@ func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *
 // DemandedSysctls returns a sorted list of the sysctls that the pod's author must have asked for. It leaves out the one
 // sysctl that a kubelet sets on its own, to open ports below 1024 to all users.
 func DemandedSysctls(sysctls map[string]string) []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)), func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)),
+		func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
 }
 
 // Env checks the environment variables.

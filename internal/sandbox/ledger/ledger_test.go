@@ -40,7 +40,8 @@ func newRig(t *testing.T) *rig {
 
 // restart replaces the ledger with one that has nothing in memory, as a new daemon does.
 func (r *rig) restart() {
-	r.Ledger = New[state, run](1, func(podID, id string) string { return filepath.Join(r.dir, podID+"-"+id+".json") }, slog.New(slog.DiscardHandler))
+	r.Ledger = New[state, run](1, func(podID, id string) string { return filepath.Join(r.dir, podID+"-"+id+".json") },
+		slog.New(slog.DiscardHandler))
 	r.ReportTo(func(e sandbox.Event) { r.events = append(r.events, e) })
 }
 
@@ -166,7 +167,8 @@ func TestStartError(t *testing.T) {
 	r := newRig(t)
 	r.must(r.created().Set(func(s *state) { s.FailStart(fmt.Errorf("no such program")) }))
 	s := r.wantState(sandbox.StateExited)
-	if s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError || s.Message != "no such program" || !s.StartedAt.Equal(s.FinishedAt) {
+	if s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError || s.Message != "no such program" ||
+		!s.StartedAt.Equal(s.FinishedAt) {
 		t.Errorf("status = %+v, want a start error whose start and end are equal", s)
 	}
 }

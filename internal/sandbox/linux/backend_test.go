@@ -33,7 +33,8 @@ func TestLifecycle(t *testing.T) {
 		}
 		c.start()
 		s := c.waitExit()
-		if s.State != sandbox.StateExited || s.ExitCode != 3 || s.Reason != sandbox.ReasonError || s.FinishedAt.Before(s.StartedAt) || s.StartedAt.IsZero() {
+		if s.State != sandbox.StateExited || s.ExitCode != 3 || s.Reason != sandbox.ReasonError || s.FinishedAt.Before(s.StartedAt) ||
+			s.StartedAt.IsZero() {
 			t.Errorf("status after the exit: got %+v, want exit code 3, reason Error and valid times", s)
 		}
 		if got := c.log(); !strings.Contains(got, "stdout out\n") || !strings.Contains(got, "stderr err\n") {
@@ -80,9 +81,10 @@ func TestExitReasons(t *testing.T) {
 				t.Errorf("%s: got status %+v, want exit code %d, reason %s", name, s, test.code, test.reason)
 			}
 		}
-		c := p.container("dd if=/dev/zero of=/dev/null bs=200M count=1 & wait $!; echo killed; while :; do sleep 1; done", func(c *runtimeapi.ContainerConfig) {
-			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 16 << 20}
-		}).start()
+		c := p.container("dd if=/dev/zero of=/dev/null bs=200M count=1 & wait $!; echo killed; while :; do sleep 1; done",
+			func(c *runtimeapi.ContainerConfig) {
+				c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 16 << 20}
+			}).start()
 		c.waitLog("killed")
 		c.stop(0)
 		if s := c.status(); s.ExitCode != 137 || s.Reason != sandbox.ReasonError {
@@ -177,7 +179,8 @@ func TestSharedNamespaces(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
 			c.Linux.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1", "net.ipv4.ip_unprivileged_port_start": "80"}
-			c.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}, Searches: []string{"a.example", "b.example"}, Options: []string{"ndots:5"}}
+			c.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}, Searches: []string{"a.example", "b.example"},
+				Options: []string{"ndots:5"}}
 		})
 		one, two := p.container(forever).start(), p.container(forever).start()
 		for _, ns := range []string{"ipc", "uts", "net"} {
@@ -460,7 +463,8 @@ func TestReopenLog(t *testing.T) {
 			t.Errorf("content of the new log: got %q, want none", got)
 		}
 		// The end of stdin lets the program continue.
-		if err := r.Attach(t.Context(), p.Pod, c.Container, sandbox.AttachRequest{Stdin: strings.NewReader("in\n"), Stdout: stopAt("two")}); err == nil {
+		if err := r.Attach(t.Context(), p.Pod, c.Container,
+			sandbox.AttachRequest{Stdin: strings.NewReader("in\n"), Stdout: stopAt("two")}); err == nil {
 			t.Error("attach ended without the writer's error")
 		}
 		c.waitLog("in")
@@ -556,7 +560,8 @@ func TestImageVolume(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
 		c := p.container("cat /vol/passwd; touch /vol/x || echo read-only; "+forever, func(c *runtimeapi.ContainerConfig) {
-			c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/vol", Image: &runtimeapi.ImageSpec{Image: busybox}, ImageSubPath: "etc", Readonly: true}}
+			c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/vol", Image: &runtimeapi.ImageSpec{Image: busybox}, ImageSubPath: "etc",
+				Readonly: true}}
 		}).start()
 		c.waitLog("user:x:1000")
 		c.waitLog("read-only")

@@ -17,7 +17,8 @@ import (
 )
 
 func podWithParent(parent string) *sandbox.Pod {
-	return &sandbox.Pod{ID: strings.Repeat("a", 64), Config: &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: parent}}}
+	return &sandbox.Pod{ID: strings.Repeat("a", 64),
+		Config: &runtimeapi.PodSandboxConfig{Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: parent}}}
 }
 
 func TestCgroupNames(t *testing.T) {

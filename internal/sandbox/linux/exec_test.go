@@ -34,7 +34,8 @@ func TestExec(t *testing.T) {
 			!strings.HasPrefix(err.Error(), "failed to exec") {
 			t.Errorf("Exec of a missing program: got error %v, want ErrInvalidArgument that begins with \"failed to exec\"", err)
 		}
-		if code, err = r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/sh", "-c", "kill -9 $$"}}); err != nil || code != 137 {
+		if code, err = r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/sh", "-c", "kill -9 $$"}}); err != nil ||
+			code != 137 {
 			t.Errorf("Exec of a killed program: got code %d, error %v; want code 137", code, err)
 		}
 		c.stop(0)
@@ -55,7 +56,8 @@ func TestExecStarts(t *testing.T) {
 	up, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		_, err := r.Exec(ctx, p.Pod, c.Container, sandbox.ExecRequest{
-			Cmd: []string{"/bin/sh", "-c", "echo up; exec sleep 3333"}, Stdout: writerFunc(func(b []byte) (int, error) { close(up); return len(b), nil }),
+			Cmd:    []string{"/bin/sh", "-c", "echo up; exec sleep 3333"},
+			Stdout: writerFunc(func(b []byte) (int, error) { close(up); return len(b), nil }),
 		})
 		ended <- err
 	}()
@@ -78,7 +80,8 @@ func TestExecStarts(t *testing.T) {
 		t.Errorf("Exec after another start: %v", err)
 	}
 	var out bytes.Buffer
-	if _, err := r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/cat", "/started"}, Stdout: &out}); err != nil || out.String() != "started\nstarted\n" {
+	if _, err := r.Exec(t.Context(), p.Pod, c.Container,
+		sandbox.ExecRequest{Cmd: []string{"/bin/cat", "/started"}, Stdout: &out}); err != nil || out.String() != "started\nstarted\n" {
 		t.Errorf("programs that were started: got %q, error %v; want two", &out, err)
 	}
 	end()

@@ -130,7 +130,8 @@ func (b *Backend) reportForbidden(e notifier.Event) {
 	}
 	first, kill := b.forbidden.note(id, e.Syscall, action == notifierStop)
 	if first {
-		b.log.Warn("a container made a system call that its seccomp profile forbids", "pod", podID, "container", id, "syscall", e.Syscall, "pid", e.PID, "action", action)
+		b.log.Warn("a container made a system call that its seccomp profile forbids", "pod", podID, "container", id, "syscall", e.Syscall, "pid",
+			e.PID, "action", action)
 	}
 	if !kill {
 		return

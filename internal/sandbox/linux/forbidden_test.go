@@ -58,7 +58,8 @@ func TestNotifierOfAnAdjustedProfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := config.Linux.Seccomp
-	if got.ListenerPath != b.cfg.notifierSocket() || got.ListenerMetadata != "p c log" || len(got.Syscalls) != 1 || got.Syscalls[0].Action != specs.ActNotify {
+	if got.ListenerPath != b.cfg.notifierSocket() || got.ListenerMetadata != "p c log" || len(got.Syscalls) != 1 ||
+		got.Syscalls[0].Action != specs.ActNotify {
 		t.Errorf("profile = %+v, want the plugin's with the node's listener", got)
 	}
 }

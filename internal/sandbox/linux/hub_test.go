@@ -134,7 +134,8 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 	settled := func() bool {
 		return runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= here && countSockets(t, s.Conmon.Pid) <= there
 	}
-	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) { // pacing of a poll: the last clients disconnect
+	// pacing of a poll: the last clients disconnect
+	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 64<<10)
 			t.Fatalf("got %d goroutines, %d descriptors and %d sockets of conmon, want at most %d, %d and %d; stacks:\n%s", runtime.NumGoroutine(),
@@ -416,9 +417,11 @@ func TestAttachUnreadInput(t *testing.T) {
 	for range 20 {
 		visit()
 	}
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines+3 || countDescriptors(t) > here+1; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines+3 ||
+		countDescriptors(t) > here+1; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("got %d goroutines and %d descriptors, want at most %d and %d", runtime.NumGoroutine(), countDescriptors(t), goroutines+3, here+1)
+			t.Fatalf("got %d goroutines and %d descriptors, want at most %d and %d", runtime.NumGoroutine(), countDescriptors(t), goroutines+3,
+				here+1)
 		}
 	}
 }

@@ -104,7 +104,8 @@ func makeRootfs(dir string) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "etc/passwd"), []byte("root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "etc/passwd"), []byte("root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n"),
+		0o644); err != nil {
 		return err
 	}
 	if err := copyFile(program, filepath.Join(dir, program)); err != nil {

@@ -56,7 +56,8 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if !b.sandboxReady(p) {
 		return false
 	}
-	if files := shared.FilesOf(p, b.cfg.podRunDir(p.ID)); !mnt.IsMounted(files.Etc) { // after an upgrade from a version that kept the files elsewhere
+	// after an upgrade from a version that kept the files elsewhere
+	if files := shared.FilesOf(p, b.cfg.podRunDir(p.ID)); !mnt.IsMounted(files.Etc) {
 		labels, err := b.cfg.readLabels(p.ID)
 		if err == nil {
 			err = files.MakeEtc(p, b.labels.TmpfsOption(labels.Mount), b.log)
@@ -245,7 +246,8 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 			errs = append(errs, b.removeSandbox(ctx, pod, ""))
 		}
 	}
-	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.runtime.SweepProbes(ctx, b.cfg.RunDir, b.cgroups.Tree), b.releaseOrphans(ctx, keep), oci.ReapExecs(b.cfg.execDir()))
+	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.runtime.SweepProbes(ctx, b.cfg.RunDir, b.cgroups.Tree),
+		b.releaseOrphans(ctx, keep), oci.ReapExecs(b.cfg.execDir()))
 	return errors.Join(errs...)
 }
 

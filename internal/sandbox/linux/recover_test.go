@@ -39,7 +39,8 @@ func TestRecoverRunning(t *testing.T) {
 		if !found.Sandboxes[p.ID] {
 			t.Error("the sandbox was not found")
 		}
-		if after := found.Containers[c.ID]; after.Pid != before.Pid || after.State != sandbox.StateRunning || !after.StartedAt.Equal(before.StartedAt) {
+		if after := found.Containers[c.ID]; after.Pid != before.Pid || after.State != sandbox.StateRunning ||
+			!after.StartedAt.Equal(before.StartedAt) {
 			t.Errorf("status of the running container: got %+v, want %+v", after, before)
 		}
 		if s := found.Containers[created.ID]; s.State != sandbox.StateCreated {
@@ -331,7 +332,8 @@ func TestRecoverSweepsProbes(t *testing.T) {
 		r.restart(p.known(c))
 		state := filepath.Join(r.cfg.ociDir(), id)
 		if err := trial.Wait(t.Context()); err != nil || ledger.Exists(dir) || ledger.Exists(state) {
-			t.Errorf("the trial container's process: %v; directory exists: %v; the runtime knows it: %v", err, ledger.Exists(dir), ledger.Exists(state))
+			t.Errorf("the trial container's process: %v; directory exists: %v; the runtime knows it: %v", err, ledger.Exists(dir),
+				ledger.Exists(state))
 		}
 		if names := r.cgroups.Names(); slices.Contains(names, id) {
 			t.Errorf("cgroups: got %v, want no %s", names, id)

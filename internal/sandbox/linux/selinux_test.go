@@ -90,8 +90,10 @@ func TestSELinuxOptionsOfAContainer(t *testing.T) {
 			return label
 		}
 		level := p.container("true", with(&runtimeapi.SELinuxOption{Level: "s0"}))
-		assert.Equal(t, selinux.Labels{Process: process("system_u:system_r:container_t:s0"), Mount: "system_u:object_r:container_file_t:s0"}, level.labels())
-		all := p.container("true", with(&runtimeapi.SELinuxOption{User: "system_u", Role: "system_r", Type: "svirt_lxc_net_t", Level: "s0:c4,c5"}))
+		assert.Equal(t, selinux.Labels{Process: process("system_u:system_r:container_t:s0"), Mount: "system_u:object_r:container_file_t:s0"},
+			level.labels())
+		all := p.container("true",
+			with(&runtimeapi.SELinuxOption{User: "system_u", Role: "system_r", Type: "svirt_lxc_net_t", Level: "s0:c4,c5"}))
 		assert.Equal(t, selinux.Labels{
 			Process: process("system_u:system_r:svirt_lxc_net_t:s0:c4,c5"), Mount: "system_u:object_r:container_file_t:s0:c4,c5",
 		}, all.labels())

@@ -23,7 +23,8 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 }
 
 // ContainerSamples implements sandbox.StatsProvider.
-func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod,
+	c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
 	result, samples, err := b.measure(ctx, p, c, stats.ReadAll)
 	if samples != nil {
 		samples.Filesystem(b.cfg.Root, result.WritableLayer.GetUsedBytes())

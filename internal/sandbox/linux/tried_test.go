@@ -59,7 +59,8 @@ func TestTried(t *testing.T) {
 	}
 	known, made := open(oci.Tried{Version: line, Releases: !tried.Releases, RecursiveReadOnly: tried.RecursiveReadOnly})
 	if !slices.Equal(made, []string{"--version"}) || known.Releases == tried.Releases {
-		t.Errorf("a runtime whose results are known: got calls %q and that it releases is %t, want only --version, and what is known", made, known.Releases)
+		t.Errorf("a runtime whose results are known: got calls %q and that it releases is %t, want only --version, and what is known", made,
+			known.Releases)
 	}
 }
 

@@ -128,7 +128,9 @@ func TestImageIsCopied(t *testing.T) {
 		os.WriteFile(filepath.Join(base, "of-user"), nil, 0o640), os.Chown(filepath.Join(base, "of-user"), 1000, 2000),
 		os.WriteFile(filepath.Join(base, "setuid"), nil, 0o600), os.Chmod(filepath.Join(base, "setuid"), 0o755|os.ModeSetuid),
 		os.Symlink("/etc/passwd", filepath.Join(base, "link")), copyFile("/bin/busybox", capable),
-		unix.Setxattr(capable, "security.capability", []byte("\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0), // cap_net_bind_service
+		// cap_net_bind_service
+		unix.Setxattr(capable, "security.capability", []byte("\x01\x00\x00\x02\x00\x04\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"),
+			0),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -192,7 +194,8 @@ func TestImageIsCopied(t *testing.T) {
 	}
 	r.restart(p.known(c))
 	if got := c.start().exec("stat -c %u:%g /of-user"); got != "1000:2000" || !ledger.Exists(filepath.Join(bundle, "copied")) {
-		t.Errorf("after an interrupted copy: got owner %s and mark %v, want 1000:2000 and a mark", got, ledger.Exists(filepath.Join(bundle, "copied")))
+		t.Errorf("after an interrupted copy: got owner %s and mark %v, want 1000:2000 and a mark", got,
+			ledger.Exists(filepath.Join(bundle, "copied")))
 	}
 
 	volume := filepath.Join(t.TempDir(), "volume")
@@ -259,7 +262,8 @@ func TestMountsKeepTheirFlags(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for name, change := range map[string]func(*runtimeapi.PodSandboxConfig){"plain": func(*runtimeapi.PodSandboxConfig) {}, "user namespace": mapped} {
+		for name, change := range map[string]func(*runtimeapi.PodSandboxConfig){"plain": func(*runtimeapi.PodSandboxConfig) {},
+			"user namespace": mapped} {
 			p := r.pod(change)
 			volume := func(path string, readOnly bool) func(*runtimeapi.ContainerConfig) {
 				if name != "plain" {
@@ -269,7 +273,8 @@ func TestMountsKeepTheirFlags(t *testing.T) {
 					c.Mounts = append(c.Mounts, &runtimeapi.Mount{HostPath: dir, ContainerPath: path, Readonly: readOnly})
 				}
 			}
-			c := p.container("/bin/busybox grep ' /vol-' /proc/mounts; echo end; "+forever, volume("/vol-ro", true), volume("/vol-rw", false)).start()
+			c := p.container("/bin/busybox grep ' /vol-' /proc/mounts; echo end; "+forever, volume("/vol-ro", true),
+				volume("/vol-rw", false)).start()
 			c.waitLog("end")
 			log := c.log()
 			for path, access := range map[string]string{"/vol-ro": "ro,", "/vol-rw": "rw,"} {

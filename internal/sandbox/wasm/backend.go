@@ -237,9 +237,11 @@ func Open(_ context.Context, c Config, s Services) (_ *Backend, err error) {
 	keeper := workers.NewKeeper(cfg.workers(tree))
 	background, stop := context.WithCancel(context.Background())
 	b := &Backend{
-		cfg: cfg, log: cfg.Logger, cgroups: tree, cache: code.New(background, cfg.code()), keeper: keeper, dialers: workers.NewDialers(keeper), catalog: code.NewCatalog(cfg.Images),
-		tls: certificates.NewAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
-		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
+		cfg: cfg, log: cfg.Logger, cgroups: tree, cache: code.New(background, cfg.code()), keeper: keeper, dialers: workers.NewDialers(keeper),
+		catalog: code.NewCatalog(cfg.Images),
+		tls:     certificates.NewAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
+		ledger:     ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger),
+		sandboxes:  map[string]podState{},
 		background: background, stop: stop, recovered: make(chan struct{}), dialerLost: make(chan struct{}, 1),
 	}
 	b.cache.Improved = func() { go guard.Func(b.log, "optimised code", b.improve)() }

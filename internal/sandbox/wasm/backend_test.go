@@ -37,7 +37,8 @@ func TestLife(t *testing.T) {
 		}
 		r.must(r.StartContainer(r.ctx(), p, c)) // repeated
 		r.must(r.StopContainer(r.ctx(), p, c, time.Second))
-		if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != 0 || s.Reason != sandbox.ReasonCompleted || s.FinishedAt.Before(s.StartedAt) {
+		if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != 0 || s.Reason != sandbox.ReasonCompleted ||
+			s.FinishedAt.Before(s.StartedAt) {
 			t.Errorf("container status = %+v", s)
 		}
 		r.must(r.StopContainer(r.ctx(), p, c, 0))
@@ -174,7 +175,8 @@ func TestFaultI7TamperedCode(t *testing.T) {
 		// Code that matches its entry but has another engine is refused by the worker.
 		"other engine": func() error {
 			other := "code of fake engine 0\nworld=grpc evil"
-			entry := fmt.Sprintf(`{"version":1,"digest":%q,"engine":"fake engine 1","size":%d,"sha256":%q}`, a.Wasm.Digest, len(other), hashOf(other))
+			entry := fmt.Sprintf(`{"version":1,"digest":%q,"engine":"fake engine 1","size":%d,"sha256":%q}`, a.Wasm.Digest, len(other),
+				hashOf(other))
 			return errors.Join(os.WriteFile(stored, []byte(other), 0o600), os.WriteFile(record, []byte(entry), 0o600))
 		},
 	} {
@@ -255,7 +257,8 @@ func TestStartFails(t *testing.T) {
 	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "vimana.host/port") {
 		t.Errorf("StartContainer = %v", err)
 	}
-	if s := r.wantState(p, c, sandbox.StateExited); s.Reason != sandbox.ReasonStartError || s.ExitCode != sandbox.ExitStartError || s.Message == "" {
+	if s := r.wantState(p, c, sandbox.StateExited); s.Reason != sandbox.ReasonStartError || s.ExitCode != sandbox.ExitStartError ||
+		s.Message == "" {
 		t.Errorf("container status = %+v", s)
 	}
 	r.ports.fail = nil
@@ -273,7 +276,8 @@ func TestAttachLogsUpdateStats(t *testing.T) {
 	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 4 << 20, CpuQuota: 5000}
 	r.must(r.UpdateContainer(r.ctx(), p, c))
 	s, err := r.ContainerStats(r.ctx(), p, c)
-	if err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 5 {
+	if err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker ||
+		s.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 5 {
 		t.Errorf("ContainerStats = %v, %v", s, err)
 	}
 	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker {

@@ -45,7 +45,8 @@ func isModule(config *runtimeapi.ContainerConfig) bool {
 func checkModule(config *runtimeapi.ContainerConfig, world wit.World) error {
 	switch module := isModule(config); {
 	case world == wit.WorldMessages && !module:
-		return fmt.Errorf("the component handles messages (%s), which pods do not get; run it as a module of the edge: %w", wasi.MessageHandler().Name, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the component handles messages (%s), which pods do not get; run it as a module of the edge: %w",
+			wasi.MessageHandler().Name, errdefs.ErrInvalidArgument)
 	case !module || !world.Serves():
 		return nil
 	}

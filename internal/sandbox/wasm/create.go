@@ -67,7 +67,8 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 // nameOf returns the component's name. It takes the name from the pod's labels, otherwise from the image's annotations,
 // otherwise from an image reference. The second result is false if the name is from the labels. The labels of the pod
 // do not name a foreign container.
-func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, a *artifact.Artifact) (name string, derived bool, err error) {
+func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
+	a *artifact.Artifact) (name string, derived bool, err error) {
 	img, err := b.cfg.Images.Get(ctx, c.ImageID)
 	if err != nil {
 		return "", false, err
@@ -110,7 +111,8 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 
 // load loads a component into a worker, unless the component is already loaded. If the worker refuses the code because
 // the code is damaged or was compiled for another engine, load compiles the component again, once.
-func (b *Backend) load(ctx context.Context, w *workers.Worker, a *artifact.Artifact, description string, mode code.Mode) (loaded workerapi.Loaded, err error) {
+func (b *Backend) load(ctx context.Context, w *workers.Worker, a *artifact.Artifact, description string,
+	mode code.Mode) (loaded workerapi.Loaded, err error) {
 	from := b.cache.Source(ctx, a)
 	ctx, end := spans.Start(ctx, "worker.load", spans.String("component", a.Wasm.Digest.String()))
 	defer func() { end(err) }()
@@ -128,7 +130,8 @@ func (b *Backend) load(ctx context.Context, w *workers.Worker, a *artifact.Artif
 
 // loadOnce loads a component into a worker. Quick code that the worker has is replaced if optimised code is there or is to be
 // waited for.
-func (b *Backend) loadOnce(ctx context.Context, w *workers.Worker, from code.Source, description string, mode code.Mode) (workerapi.Loaded, error) {
+func (b *Backend) loadOnce(ctx context.Context, w *workers.Worker, from code.Source, description string,
+	mode code.Mode) (workerapi.Loaded, error) {
 	name := code.Name(from, description)
 	get := func(mode code.Mode) func(context.Context) (workerapi.Code, error) {
 		return func(ctx context.Context) (workerapi.Code, error) {

@@ -68,7 +68,8 @@ func layersFinding(cfg Config) health.Finding {
 
 // userFinding warns if the workers' user has an account, because a guest that escapes could access the account's files.
 func userFinding(cfg Config) health.Finding {
-	f := health.Finding{Subject: "wasm user", OK: true, Detail: fmt.Sprintf("user %d has no account", cfg.UID), Remedy: "set wasm.user to an unused user ID"}
+	f := health.Finding{Subject: "wasm user", OK: true, Detail: fmt.Sprintf("user %d has no account", cfg.UID),
+		Remedy: "set wasm.user to an unused user ID"}
 	passwd, err := os.ReadFile("/etc/passwd")
 	if err != nil {
 		return f
@@ -84,7 +85,8 @@ func userFinding(cfg Config) health.Finding {
 // addressFinding checks that the address space is unlimited, because each instance reserves far more addresses than it
 // uses.
 func addressFinding() health.Finding {
-	f := health.Finding{Subject: "wasm address space", OK: true, Detail: "unlimited", Remedy: "remove the limit (ulimit -v unlimited): each instance reserves 4 GiB of addresses"}
+	f := health.Finding{Subject: "wasm address space", OK: true, Detail: "unlimited",
+		Remedy: "remove the limit (ulimit -v unlimited): each instance reserves 4 GiB of addresses"}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err == nil && limit.Cur != unix.RLIM_INFINITY {
 		f.OK, f.Required, f.Detail = false, true, fmt.Sprintf("limited to %d MiB", limit.Cur>>20)

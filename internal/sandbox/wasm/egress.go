@@ -37,7 +37,8 @@ func rulesOf(o annotations.Options, c *runtimeapi.ContainerConfig) string {
 }
 
 // egressInterfaces are the interfaces that can open connections or send queries.
-var egressInterfaces = []string{"tripod:grpc/client", "wasi:http/outgoing-handler", "wasi:sockets/tcp-create-socket", "wasi:sockets/udp-create-socket", "wasi:sockets/ip-name-lookup"}
+var egressInterfaces = []string{"tripod:grpc/client", "wasi:http/outgoing-handler", "wasi:sockets/tcp-create-socket",
+	"wasi:sockets/udp-create-socket", "wasi:sockets/ip-name-lookup"}
 
 // imports reports whether a component imports one of the given interfaces, whose names have no versions.
 func imports(loaded workerapi.Loaded, ifaces ...string) bool {
@@ -49,7 +50,8 @@ func imports(loaded workerapi.Loaded, ifaces ...string) bool {
 
 // openEgress opens a pod's egress, and returns the name of its dialer. The name is "" if the component does not import
 // one, or if its rules allow nothing.
-func (b *Backend) openEgress(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, loaded workerapi.Loaded, spec *workerapi.PodSpec) (dialer string, err error) {
+func (b *Backend) openEgress(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, loaded workerapi.Loaded,
+	spec *workerapi.PodSpec) (dialer string, err error) {
 	o, err := b.optionsOf(p, c)
 	if err != nil || !imports(loaded, egressInterfaces...) && spec.KeyValue == "" {
 		return "", err

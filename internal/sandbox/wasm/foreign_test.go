@@ -107,7 +107,8 @@ func TestForeignContainers(t *testing.T) {
 func TestForeignContainersEndWithoutTheDaemon(t *testing.T) {
 	r := newRig(t)
 	p := r.host("host")
-	ends, killed, unknown := r.createForeign(p, "ends", "world=command after=300ms code=3"), r.createForeign(p, "killed", "world=grpc life"), r.createForeign(p, "unknown", "world=grpc life")
+	ends, killed, unknown := r.createForeign(p, "ends", "world=command after=300ms code=3"), r.createForeign(p, "killed", "world=grpc life"),
+		r.createForeign(p, "unknown", "world=grpc life")
 	for _, c := range []*sandbox.Container{ends, killed, unknown} {
 		r.must(r.StartContainer(r.ctx(), p, c))
 	}
@@ -133,7 +134,8 @@ func TestForeignContainersEndWithoutTheDaemon(t *testing.T) {
 func TestForeignOptions(t *testing.T) {
 	r := newRig(t)
 	p := r.host("host", func(c *runtimeapi.PodSandboxConfig) {
-		c.Annotations = map[string]string{"vimana.host/cleartext-port": "8080", "vimana.host/cleartext-port.b": "9090", "vimana.host/port.b": "9443"}
+		c.Annotations = map[string]string{"vimana.host/cleartext-port": "8080", "vimana.host/cleartext-port.b": "9090",
+			"vimana.host/port.b": "9443"}
 		c.Labels = map[string]string{"vimana.host/domain": "example.com", "vimana.host/server": "other.Server", "vimana.host/version": "1.0.0"}
 	})
 	for name, want := range map[string][2]uint16{"a": {443, 8080}, "b": {9443, 9090}} {
@@ -145,7 +147,8 @@ func TestForeignOptions(t *testing.T) {
 	c := r.createForeign(p, "b", "world=grpc life")
 	r.ports.fail = unix.EADDRINUSE
 	err := r.StartContainer(r.ctx(), p, c)
-	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "9443/tcp") || !strings.Contains(err.Error(), "vimana.host/port.b") {
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "9443/tcp") ||
+		!strings.Contains(err.Error(), "vimana.host/port.b") {
 		t.Errorf("start with a port in use: got error %v, want one with the port and the annotation", err)
 	}
 	if s := r.wantState(p, c, sandbox.StateExited); s.Reason != sandbox.ReasonStartError {

@@ -179,7 +179,8 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 			b.finish(h, l, status)
 			return nil
 		case errdefs.IsNotFound(err): // the order to start the container was lost or failed
-			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "stopped before it was running"})
+			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError,
+				Message: "stopped before it was running"})
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("wait for the end of container %s: %w", h.ID, context.Cause(ctx))

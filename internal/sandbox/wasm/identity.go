@@ -37,7 +37,8 @@ const (
 
 // identityOf returns the certificate of the pod's server, or nil if TLS is off. The second result is when to renew the
 // certificate. It is zero for a certificate from a mount, because the daemon does not renew such certificates.
-func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options, component string) (t *workerapi.TLS, renewAt time.Time, err error) {
+func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options,
+	component string) (t *workerapi.TLS, renewAt time.Time, err error) {
 	switch o.TLS {
 	case annotations.TLSOff:
 		return nil, renewAt, nil
@@ -115,7 +116,8 @@ func hostNames(p *sandbox.Pod, component string) []string {
 	m := p.Config.GetMetadata()
 	domain, rest, _ := strings.Cut(component, ":")
 	server, _, _ := strings.Cut(rest, "@")
-	candidates := []string{m.GetName(), p.Config.GetHostname(), m.GetName() + "." + m.GetNamespace(), strings.ToLower(server), domain, "localhost"}
+	candidates := []string{m.GetName(), p.Config.GetHostname(), m.GetName() + "." + m.GetNamespace(), strings.ToLower(server), domain,
+		"localhost"}
 	var names []string
 	for _, name := range candidates {
 		if len(name) <= 253 && dnsName().MatchString(name) && !slices.Contains(names, name) {

@@ -34,7 +34,8 @@ func TestFaultW5WorkerDies(t *testing.T) {
 	first := r.keeper.Current(r.cfg.scopeOf(p))
 	r.must(unix.Kill(first.Proc.Pid, unix.SIGKILL))
 	s := r.waitExit(c)
-	if s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, first.Name) || !strings.Contains(s.Message, "signal 9") {
+	if s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, first.Name) ||
+		!strings.Contains(s.Message, "signal 9") {
 		t.Errorf("exit status = %+v", s)
 	}
 	r.wantState(q, d, sandbox.StateRunning)
@@ -164,7 +165,8 @@ func TestFaultN2WorkerDiesUnseen(t *testing.T) {
 	r.must(unix.Kill(w.Proc.Pid, unix.SIGKILL))
 	<-w.Proc.Dead
 	found := r.open()
-	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, w.Name) {
+	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError ||
+		!strings.Contains(s.Message, w.Name) {
 		t.Errorf("recovered status = %+v", s)
 	}
 	r.must(r.StartContainer(r.ctx(), p, c))
@@ -256,7 +258,8 @@ func TestWorkerModes(t *testing.T) {
 			r.must(r.StartContainer(r.ctx(), p, c))
 			r.must(r.RemoveSandbox(r.ctx(), p))
 			delete(r.known, p.ID)
-			r.eventually("a worker without pods is ended", func() bool { return mode == WorkerPerNode || len(workertest.WorkerPids(r.config.Program)) == want-1 })
+			r.eventually("a worker without pods is ended",
+				func() bool { return mode == WorkerPerNode || len(workertest.WorkerPids(r.config.Program)) == want-1 })
 			r.restartDaemon()
 			if got := r.greeting(); mode != WorkerPerNode && got == "" {
 				t.Error("no greeting after a restart of the daemon")
@@ -365,7 +368,8 @@ func TestOwnWorkerIsLimited(t *testing.T) {
 			t.Errorf("%s = %q, want %q", file[1], got, want)
 		}
 	}
-	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 || s.GetProcess().GetProcessCount().GetValue() == 0 {
+	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 ||
+		s.GetProcess().GetProcessCount().GetValue() == 0 {
 		t.Errorf("PodStats = %v, %v; want memory and processes", s, err)
 	}
 	c.Config.Linux.Resources.MemoryLimitInBytes = 32 << 20

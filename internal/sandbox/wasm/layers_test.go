@@ -69,7 +69,8 @@ type shipped struct {
 func (r *rig) ship(s shipped) (imageID string) {
 	r.Helper()
 	r.eventually("the daemon knows the stored images", r.listed.Load)
-	target := codelayer.Target{Component: digest.FromBytes(workertest.Module(s.words)), Engine: "fake engine 1", Features: codelayer.HostFeatures()}
+	target := codelayer.Target{Component: digest.FromBytes(workertest.Module(s.words)), Engine: "fake engine 1",
+		Features: codelayer.HostFeatures()}
 	if s.component != "" {
 		target.Component = digest.FromBytes(workertest.Module(s.component))
 	}
@@ -262,11 +263,13 @@ func TestCodeOfAnotherRepository(t *testing.T) {
 	const words = "world=grpc greeting=here"
 	const evil = workertest.CodeMagic + "fake engine 1\nworld=grpc greeting=evil"
 	team, other := newFleetKeys(t, 1), newFleetKeys(t, 2)
-	for name, ref := range map[string]string{"no rule": "registry.example/open/app:1", "rule with another key": "registry.example/other/app:1"} {
+	for name, ref := range map[string]string{"no rule": "registry.example/open/app:1",
+		"rule with another key": "registry.example/other/app:1"} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, func(c *Config) {
 				c.CompiledLayers = []code.Rule{
-					{Repositories: []string{fleet}, Keys: []string{team.file}}, {Repositories: []string{"registry.example/other"}, Keys: []string{other.file}},
+					{Repositories: []string{fleet}, Keys: []string{team.file}},
+					{Repositories: []string{"registry.example/other"}, Keys: []string{other.file}},
 				}
 			})
 			shipping := r.ship(shipped{words: words, key: team, code: evil})
@@ -317,7 +320,8 @@ func TestCodeOfAnotherRepository(t *testing.T) {
 // TestWorkerRefusesShippedCode checks that code which a worker refuses is not taken from the image again.
 func TestWorkerRefusesShippedCode(t *testing.T) {
 	r, keys := newFleetRig(t)
-	id := r.ship(shipped{words: "world=grpc refused", key: keys, code: workertest.CodeMagic + "fake engine 2\nworld=grpc"}) // the statement lies
+	// the statement lies
+	id := r.ship(shipped{words: "world=grpc refused", key: keys, code: workertest.CodeMagic + "fake engine 2\nworld=grpc"})
 	r.wantCompilation(id, sandbox.CompilationDone)
 	r.runImage("p", id)
 	if running := r.wantCompilation(id, sandbox.CompilationRunning); !strings.Contains(running.LayerRefused, "worker") {
@@ -368,7 +372,8 @@ func TestCheckOfKeys(t *testing.T) {
 		t.Errorf("finding without rules = %+v, want not used", f)
 	}
 	rule := code.Rule{Repositories: []string{fleet}, Keys: []string{keys.file}}
-	if f := layersFinding(Config{CompiledLayers: []code.Rule{rule}}); !f.OK || !strings.Contains(f.Detail, "from "+fleet+" if signed by SHA256:") {
+	if f := layersFinding(Config{CompiledLayers: []code.Rule{rule}}); !f.OK ||
+		!strings.Contains(f.Detail, "from "+fleet+" if signed by SHA256:") {
 		t.Errorf("finding = %+v, want the repository and the key", f)
 	}
 	rule.Keys = append(rule.Keys, keys.file+".none")

@@ -16,6 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/launch"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -54,10 +55,11 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, e
 	}()
 	for i, m := range wantedMounts(config) {
 		field := fmt.Sprintf("mounts[%d]", i)
-		dir, err := openMount(m.GetHostPath(), m.GetReadonly(), resolveOf(config))
+		dir, err := launch.OpenMount(m.GetHostPath(), m.GetReadonly(), resolveOf(config))
 		switch {
 		case errors.Is(err, unix.ENOTDIR):
-			return opened, fields.Invalid(field+".host_path", "%s is not a directory; components can mount only directories, so mount its parent", m.GetHostPath())
+			return opened, fields.Invalid(field+".host_path", "%s is not a directory; components can mount only directories, so mount its parent",
+				m.GetHostPath())
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EACCES), errors.Is(err, unix.ELOOP):
 			return opened, fmt.Errorf("%s.host_path: %s: %w: %w", field, m.GetHostPath(), err, errdefs.ErrInvalidArgument)
 		case err != nil:
@@ -79,29 +81,6 @@ func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 		return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 	}
 	return 0
-}
-
-// openMount opens a directory as a detached mount. ".." does not lead out of the mount, the kernel enforces read-only
-// access, and device files do not work. The mount disappears when its last descriptor is closed.
-func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
-	fd, err := unix.Openat2(unix.AT_FDCWD, host, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	mount, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
-	if err != nil {
-		return nil, fmt.Errorf("clone the mount: %w", err)
-	}
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
-	if readonly {
-		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
-	}
-	if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-		unix.Close(mount)
-		return nil, fmt.Errorf("set the mount's attributes: %w", err)
-	}
-	return os.NewFile(uintptr(mount), host), nil
 }
 
 // serviceAccount is the mount of the token with which a pod calls the Kubernetes API

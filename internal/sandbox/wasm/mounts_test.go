@@ -19,7 +19,8 @@ import (
 // TestMountsAreContained checks that a mount gives access to its directory only, and read-only if requested.
 func TestMountsAreContained(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "volume")
-	if err := errors.Join(os.Mkdir(dir, 0o777), os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o644), os.WriteFile(filepath.Join(dir, "..", "secret"), nil, 0o644)); err != nil {
+	if err := errors.Join(os.Mkdir(dir, 0o777), os.WriteFile(filepath.Join(dir, "file"), []byte("x"), 0o644),
+		os.WriteFile(filepath.Join(dir, "..", "secret"), nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	for _, readonly := range []bool{false, true} {
@@ -79,7 +80,8 @@ func TestMountsThatAreNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	usual := []*runtimeapi.Mount{
-		{ContainerPath: "/etc/hosts", HostPath: file}, {ContainerPath: "/dev/termination-log", HostPath: file}, {ContainerPath: "/data", HostPath: t.TempDir()},
+		{ContainerPath: "/etc/hosts", HostPath: file}, {ContainerPath: "/dev/termination-log", HostPath: file},
+		{ContainerPath: "/data", HostPath: t.TempDir()},
 	}
 	if kept, err := checkMounts(withMounts(usual...)); err != nil || len(kept) != 1 || kept[0].ContainerPath != "/data" {
 		t.Errorf("checkMounts = %v, %v; want only /data", kept, err)
@@ -96,7 +98,8 @@ func TestMountsThatAreNone(t *testing.T) {
 
 // TestBlobVolume checks which mount keeps objects: the one that the annotation names, which must be one of the guest's.
 func TestBlobVolume(t *testing.T) {
-	config := withMounts(&runtimeapi.Mount{ContainerPath: "/a", HostPath: t.TempDir()}, &runtimeapi.Mount{ContainerPath: "/b/", HostPath: t.TempDir()})
+	config := withMounts(&runtimeapi.Mount{ContainerPath: "/a", HostPath: t.TempDir()},
+		&runtimeapi.Mount{ContainerPath: "/b/", HostPath: t.TempDir()})
 	for annotation, want := range map[string]string{"": "", "/b": "/b", "/a/": "/a", "/c": "!", "/a/below": "!"} {
 		o, err := annotations.Parse(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/blobstore": annotation}}, "c", "p/")
 		if err != nil {
@@ -134,7 +137,8 @@ func TestConfigVolumes(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Join(kept, "..1"), 0o755), os.Symlink("..1", filepath.Join(kept, "..data"))); err != nil {
 		t.Fatal(err)
 	}
-	config := withMounts(&runtimeapi.Mount{ContainerPath: "/etc/app/", HostPath: kept}, &runtimeapi.Mount{ContainerPath: "/data", HostPath: plain},
+	config := withMounts(&runtimeapi.Mount{ContainerPath: "/etc/app/", HostPath: kept},
+		&runtimeapi.Mount{ContainerPath: "/data", HostPath: plain},
 		&runtimeapi.Mount{ContainerPath: serviceAccount, HostPath: kept})
 	for annotation, want := range map[string]string{
 		"": "[/etc/app]", "none": "[]", "/data": "[/data]", "/data/, /etc/app": "[/etc/app /data]", serviceAccount: "[" + serviceAccount + "]",
@@ -163,7 +167,8 @@ func TestConfigVolumes(t *testing.T) {
 			t.Errorf("annotation %q: %v", annotation, err)
 		}
 	}
-	if err := validateMounted([]string{"/missing"}, annotations.KeyConfig, config.GetMounts(), "p/"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/config: the container has no mount at") {
+	if err := validateMounted([]string{"/missing"}, annotations.KeyConfig, config.GetMounts(), "p/"); !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), "annotation p/config: the container has no mount at") {
 		t.Errorf("a mount that is missing: %v", err)
 	}
 	relative := &runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/config": "data"}}

@@ -37,9 +37,11 @@ func (b *Backend) validateStore(o annotations.Options, p *sandbox.Pod) error {
 	case o.Store != annotations.StoreOfNode:
 		return nil
 	case b.cfg.Pairs.Bytes == 0:
-		return fmt.Errorf("annotation %s: this node keeps no pairs (wasm.keyvalue_bytes is 0): %w", b.cfg.LabelPrefix+annotations.KeyStore, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("annotation %s: this node keeps no pairs (wasm.keyvalue_bytes is 0): %w", b.cfg.LabelPrefix+annotations.KeyStore,
+			errdefs.ErrInvalidArgument)
 	case !namespaceName().MatchString(namespace):
-		return fmt.Errorf("annotation %s: the namespace %q is not a DNS label: %w", b.cfg.LabelPrefix+annotations.KeyStore, namespace, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("annotation %s: the namespace %q is not a DNS label: %w", b.cfg.LabelPrefix+annotations.KeyStore, namespace,
+			errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

@@ -18,7 +18,8 @@ import (
 )
 
 // listen opens the pod's sockets in its network namespace, which can be the node's.
-func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options) (ports []workerapi.Port, err error) {
+func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
+	o annotations.Options) (ports []workerapi.Port, err error) {
 	wanted := []struct {
 		kind, network string
 		port          uint16

@@ -70,7 +70,8 @@ func TestCompiledAtPull(t *testing.T) {
 	r := newRig(t)
 	id := r.pull("world=grpc pulled")
 	r.compiled(id)
-	if c, ok := r.Compilation(id); !ok || c.State != sandbox.CompilationDone || c.ImageID != id || !strings.HasPrefix(c.Image, "registry.example/demo/") {
+	if c, ok := r.Compilation(id); !ok || c.State != sandbox.CompilationDone || c.ImageID != id ||
+		!strings.HasPrefix(c.Image, "registry.example/demo/") {
 		t.Errorf("Compilation = %+v, %v; want compiled", c, ok)
 	}
 	other := r.shelf.put(t, "world=grpc pulled", "registry.example/demo/same:2", nil)
@@ -231,7 +232,8 @@ func TestCompilersAreNice(t *testing.T) {
 		_, err := r.CreateContainer(ctx, p, c)
 		created <- err
 	}()
-	r.eventually("the compiler is not nice while a pod waits", func() bool { return slices.Equal(workertest.NicenessOf(r.config.Program), []int{0}) })
+	r.eventually("the compiler is not nice while a pod waits",
+		func() bool { return slices.Equal(workertest.NicenessOf(r.config.Program), []int{0}) })
 	cancel()
 	if err := <-created; !errors.Is(err, context.Canceled) {
 		t.Errorf("CreateContainer = %v, want Canceled", err)

@@ -143,7 +143,8 @@ func TestQuickCodeOfCommands(t *testing.T) {
 		world wit.World
 		waits bool
 	}{
-		{code.ModeAuto, wit.WorldGRPC, false}, {code.ModeAuto, wit.WorldHTTP, false}, {code.ModeAuto, wit.WorldCommand, true}, {code.ModeAuto, "", false},
+		{code.ModeAuto, wit.WorldGRPC, false}, {code.ModeAuto, wit.WorldHTTP, false}, {code.ModeAuto, wit.WorldCommand, true},
+		{code.ModeAuto, "", false},
 		{code.ModeQuick, wit.WorldCommand, false}, {code.ModeOptimised, wit.WorldGRPC, true},
 	} {
 		if got := c.mode.Waits(c.world); got != c.waits {

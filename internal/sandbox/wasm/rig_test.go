@@ -94,7 +94,8 @@ func (s *shelf) putShipped(t testing.TB, words, ref string, annotations map[stri
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.images[id] = &shelved{
-		image: image.Image{ID: id, RepoTags: []string{ref}, Annotations: annotations, Component: &image.Component{Layout: image.LayoutCNCF, Wasm: wasm}},
+		image: image.Image{ID: id, RepoTags: []string{ref}, Annotations: annotations,
+			Component: &image.Component{Layout: image.LayoutCNCF, Wasm: wasm}},
 		artifact: &artifact.Artifact{ImageID: id, Layout: image.LayoutCNCF, Wasm: wasm, Annotations: annotations, Program: "main.wasm",
 			Env: []string{"FROM=image", "A=0"}, Code: code, Envelope: envelope},
 	}
@@ -252,7 +253,8 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	dir := t.TempDir()
 	r := &rig{
-		TB: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}, held: map[string]string{}, changes: make(chan struct{}, 1)}, ports: &ports{at: map[string]string{}},
+		TB: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}, held: map[string]string{}, changes: make(chan struct{}, 1)},
+		ports:  &ports{at: map[string]string{}},
 		events: make(chan sandbox.Event, 100_000), known: map[string]sandbox.Known{},
 	}
 	r.config = Config{
@@ -260,7 +262,8 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 		Root:        filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Program: workertest.Program, UID: 65529, GID: 65529,
 		CgroupParent: workertest.Cgroup,
 	}
-	r.services = Services{Images: r.shelf, Network: r.ports, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	r.services = Services{Images: r.shelf, Network: r.ports,
+		Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	for _, c := range change {
 		c(&r.config)
 	}
@@ -342,7 +345,8 @@ func (r *rig) pod(name string, change ...func(*runtimeapi.PodSandboxConfig)) *sa
 
 func (r *rig) podConfig(name string, change ...func(*runtimeapi.PodSandboxConfig)) *sandbox.Pod {
 	config := &runtimeapi.PodSandboxConfig{
-		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "test", Uid: name}, Labels: map[string]string{}, Annotations: map[string]string{},
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "test", Uid: name}, Labels: map[string]string{},
+		Annotations:  map[string]string{},
 		LogDirectory: filepath.Join(r.TempDir(), "logs"), Linux: &runtimeapi.LinuxPodSandboxConfig{},
 	}
 	for _, c := range change {
@@ -356,8 +360,9 @@ func (r *rig) container(p *sandbox.Pod, words string) *sandbox.Container {
 	r.Helper()
 	id := r.shelf.put(r.TB, words, "registry.example/demo/greeter:1.2", nil)
 	return &sandbox.Container{ID: p.ID, ImageID: id, Config: &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "registry.example/demo/greeter:1.2"},
-		LogPath: "c.log", Linux: &runtimeapi.LinuxContainerConfig{},
+		Metadata: &runtimeapi.ContainerMetadata{Name: "c"},
+		Image:    &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "registry.example/demo/greeter:1.2"},
+		LogPath:  "c.log", Linux: &runtimeapi.LinuxContainerConfig{},
 	}}
 }
 

@@ -173,7 +173,8 @@ func (b *Backend) failStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 
 // spec returns the pod's specification for the worker. The specification contains open files, which the caller must
 // close even if spec returns an error.
-func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
+func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o annotations.Options, s state,
+	loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
 	spec = workerapi.PodSpec{
 		ID: c.ID, Component: s.Component, Digest: loaded.Digest,
 		Args: s.Artifact.Argv(c.Config.GetCommand(), c.Config.GetArgs()), Env: environment(s.Artifact, c.Config.GetEnvs()),

@@ -117,7 +117,8 @@ func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox
 // ContainerSamples implements sandbox.StatsProvider. The samples are the worker's figures about the pod. If the pod has
 // a worker of its own, the rest comes from the worker's cgroup; a shared worker cannot tell the pods' shares apart. For a
 // foreign container, all that the cgroup measures comes from there.
-func (b *Backend) ContainerSamples(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+func (b *Backend) ContainerSamples(ctx context.Context, _ *sandbox.Pod,
+	c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
 	result, figures, l, err := b.containerStats(ctx, c.ID)
 	if l == nil {
 		return result, nil, err

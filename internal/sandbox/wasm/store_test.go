@@ -62,7 +62,8 @@ func TestStoreOfNode(t *testing.T) {
 	b.cfg.LabelPrefix, b.cfg.Root, b.cfg.UID, b.cfg.GID, b.cfg.Pairs = "p/", root, os.Getuid(), os.Getgid(), Pairs{Bytes: 1000, Keys: 10}
 	user := workerapi.Loaded{Imports: []string{"wasi:keyvalue/store@0.2.0-draft#open"}}
 	open := func(namespace string, loaded workerapi.Loaded) (*workerapi.NodeStore, error) {
-		config := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Namespace: namespace}, Annotations: map[string]string{"p/keyvalue": "node"}}
+		config := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Namespace: namespace},
+			Annotations: map[string]string{"p/keyvalue": "node"}}
 		o, err := annotations.Parse(config, "c", "p/")
 		if err != nil {
 			t.Fatal(err)
@@ -73,7 +74,8 @@ func TestStoreOfNode(t *testing.T) {
 		return spec.NodeStore, err
 	}
 	for _, namespace := range []string{"", "..", ".", "a/b", "../a", "A", "a.b", "-a", strings.Repeat("a", 64)} {
-		if _, err := open(namespace, user); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/keyvalue: the namespace") {
+		if _, err := open(namespace, user); !errdefs.IsInvalidArgument(err) ||
+			!strings.Contains(err.Error(), "annotation p/keyvalue: the namespace") {
 			t.Errorf("namespace %q: %v", namespace, err)
 		}
 		if err := RemoveStore(t.Context(), root, namespace); !errdefs.IsInvalidArgument(err) {
@@ -96,7 +98,8 @@ func TestStoreOfNode(t *testing.T) {
 	if _, err := open("empty", user); err != nil {
 		t.Fatal(err)
 	}
-	if stores, err := Stores(root); err != nil || len(stores) != 1 || stores[0].Namespace != "shop" || stores[0].Bytes == 0 || stores[0].Changed.IsZero() {
+	if stores, err := Stores(root); err != nil || len(stores) != 1 || stores[0].Namespace != "shop" || stores[0].Bytes == 0 ||
+		stores[0].Changed.IsZero() {
 		t.Errorf("Stores = %v, %v", stores, err)
 	}
 	if err := RemoveStore(t.Context(), root, "shop"); err != nil {
@@ -164,7 +167,8 @@ func TestStoreOfAnotherUser(t *testing.T) {
 	check(others, 0, 0)
 	check(filepath.Join(dir, "pairs.db"), 1002, 2001)
 
-	if err := errors.Join(os.Remove(filepath.Join(dir, "lock")), os.Remove(filepath.Join(dir, "turn")), RemoveStore(t.Context(), b.cfg.Root, "shop")); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(dir, "lock")), os.Remove(filepath.Join(dir, "turn")),
+		RemoveStore(t.Context(), b.cfg.Root, "shop")); err != nil {
 		t.Fatal(err)
 	}
 	check(filepath.Join(dir, "lock"), 1002, 2001)

@@ -41,7 +41,8 @@ func verify(t *testing.T, ca, chain []byte, host string) *x509.Certificate {
 func TestAuthority(t *testing.T) {
 	dir := t.TempDir()
 	issue := func() []byte {
-		chain, key, renewAt, err := certificates.NewAuthority(dir).Issue(t.Context(), []netip.Addr{netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::7")}, []string{"greeter", "localhost"})
+		chain, key, renewAt, err := certificates.NewAuthority(dir).Issue(t.Context(),
+			[]netip.Addr{netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::7")}, []string{"greeter", "localhost"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +77,8 @@ func TestAuthority(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "ca.key"), []byte("junk"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, _, err := certificates.NewAuthority(dir).Issue(t.Context(), nil, []string{"x"}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "remove both") {
+	if _, _, _, err := certificates.NewAuthority(dir).Issue(t.Context(), nil, []string{"x"}); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "remove both") {
 		t.Errorf("issue with a damaged authority = %v, want ErrFailedPrecondition", err)
 	}
 }
@@ -144,7 +146,8 @@ func TestMountedCertificate(t *testing.T) {
 	r.restartDaemon()
 	secret(t, dir, "3", map[string][]byte{certFile: []byte("junk"), keyFile: []byte("junk")})
 	secret(t, dir, "4", first)
-	r.eventually("the next certificate is served after an invalid one and a restart of the daemon", func() bool { return served() == string(first[certFile]) })
+	r.eventually("the next certificate is served after an invalid one and a restart of the daemon",
+		func() bool { return served() == string(first[certFile]) })
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
 	secret(t, dir, "5", map[string][]byte{certFile: []byte("junk"), keyFile: []byte("junk")})
 	if err := r.StartContainer(r.ctx(), p, c); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), certFile) {

@@ -107,7 +107,8 @@ func validatePod(config *runtimeapi.PodSandboxConfig) error {
 	case config.GetWindows() != nil:
 		return fields.Invalid("windows", "this is a Linux node")
 	case sc.GetPrivileged():
-		return fields.Unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
+		return fields.Unsupported("linux.security_context.privileged",
+			"a component cannot be privileged: it has no processes, devices or namespaces")
 	case len(demanded) > 0:
 		return fields.Unsupported("linux.sysctls", "%v: sysctls have no effect on components", demanded)
 	}
@@ -140,7 +141,8 @@ func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	caps := sc.GetCapabilities()
 	switch {
 	case sc.GetPrivileged():
-		return fields.Unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
+		return fields.Unsupported("linux.security_context.privileged",
+			"a component cannot be privileged: it has no processes, devices or namespaces")
 	case len(caps.GetAddCapabilities()) > 0 || len(caps.GetAddAmbientCapabilities()) > 0:
 		return fields.Unsupported("linux.security_context.capabilities", "a component cannot have %v: only its imports grant rights",
 			slices.Concat(caps.GetAddCapabilities(), caps.GetAddAmbientCapabilities()))
@@ -164,7 +166,8 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources, for
 	case res.GetMemoryLimitInBytes() < -1:
 		return fields.Invalid(field+"memory_limit_in_bytes", "%d is negative", res.GetMemoryLimitInBytes())
 	case foreign && res.GetMemoryLimitInBytes() > 0 && res.GetMemoryLimitInBytes() < workers.ForeignMinimum:
-		return fields.Invalid(field+"memory_limit_in_bytes", "%d is less than %d, of which a component's process needs %d beside other containers",
+		return fields.Invalid(field+"memory_limit_in_bytes",
+			"%d is less than %d, of which a component's process needs %d beside other containers",
 			res.GetMemoryLimitInBytes(), workers.ForeignMinimum, workers.WorkerReserve)
 	case foreign && (res.GetOomScoreAdj() < -1000 || res.GetOomScoreAdj() > 1000): // proc_pid_oom_score_adj(5)
 		return fields.Invalid(field+"oom_score_adj", "%d is not between -1000 and 1000", res.GetOomScoreAdj())
@@ -208,7 +211,8 @@ func validateEgressCA(o annotations.Options, mounts []*runtimeapi.Mount, prefix 
 	if o.EgressCA == "" || mountOf(mounts, o.EgressCA) != nil {
 		return nil
 	}
-	return fmt.Errorf("annotation %s: the container has no mount with the file %q: %w", prefix+annotations.KeyEgressCA, o.EgressCA, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("annotation %s: the container has no mount with the file %q: %w", prefix+annotations.KeyEgressCA, o.EgressCA,
+		errdefs.ErrInvalidArgument)
 }
 
 // optionsOf reads the options of a container; c is nil for a unit pod's.

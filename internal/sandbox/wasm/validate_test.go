@@ -22,10 +22,12 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 		Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Namespace: "default", Uid: "u"}, Hostname: "p", LogDirectory: "/var/log/pods/x",
 		DnsConfig: &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent: "/kubepods/pod1", Overhead: &runtimeapi.LinuxContainerResources{}, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2},
-			Sysctls: map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
+			CgroupParent: "/kubepods/pod1", Overhead: &runtimeapi.LinuxContainerResources{},
+			Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2},
+			Sysctls:   map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				NamespaceOptions: namespaces, Seccomp: runtimeDefault, RunAsUser: &runtimeapi.Int64Value{Value: 1000}, SupplementalGroups: []int64{2000},
+				NamespaceOptions: namespaces, Seccomp: runtimeDefault, RunAsUser: &runtimeapi.Int64Value{Value: 1000},
+				SupplementalGroups: []int64{2000},
 			},
 		},
 	}
@@ -42,7 +44,8 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 				HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB"}}, Unified: map[string]string{"memory.oom.group": "1"},
 			},
 			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-				NamespaceOptions: namespaces, Seccomp: runtimeDefault, Apparmor: runtimeDefault, SelinuxOptions: &runtimeapi.SELinuxOption{Level: "s0"}, NoNewPrivs: true, ReadonlyRootfs: true,
+				NamespaceOptions: namespaces, Seccomp: runtimeDefault, Apparmor: runtimeDefault, SelinuxOptions: &runtimeapi.SELinuxOption{Level: "s0"},
+				NoNewPrivs: true, ReadonlyRootfs: true,
 				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 1000}, SupplementalGroups: []int64{2000},
 				Capabilities: &runtimeapi.Capability{DropCapabilities: []string{"ALL"}},
 				MaskedPaths:  []string{"/proc/kcore"}, ReadonlyPaths: []string{"/proc/sys"},
@@ -83,33 +86,54 @@ func TestEnforcedOrRefused(t *testing.T) {
 		change func(*pod, *ctr)
 		is     func(error) bool
 	}{
-		"linux.security_context.privileged":   {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Privileged = true }, errdefs.IsNotImplemented},
-		"linux.security_context.capabilities": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Capabilities.AddCapabilities = []string{"NET_ADMIN"} }, errdefs.IsNotImplemented},
-		"linux.security_context.seccomp":      {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Seccomp = localhost }, errdefs.IsNotImplemented},
-		"linux.security_context.apparmor":     {func(p *pod, _ *ctr) { p.Linux.SecurityContext.Apparmor = localhost }, errdefs.IsNotImplemented},
+		"linux.security_context.privileged": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Privileged = true }, errdefs.IsNotImplemented},
+		"linux.security_context.capabilities": {func(_ *pod,
+			c *ctr) {
+			c.Linux.SecurityContext.Capabilities.AddCapabilities = []string{"NET_ADMIN"}
+		}, errdefs.IsNotImplemented},
+		"linux.security_context.seccomp":  {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Seccomp = localhost }, errdefs.IsNotImplemented},
+		"linux.security_context.apparmor": {func(p *pod, _ *ctr) { p.Linux.SecurityContext.Apparmor = localhost }, errdefs.IsNotImplemented},
 		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) {
 			c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0:c1"}
 		}, errdefs.IsNotImplemented},
-		"namespace_options.pid":                 {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
-		"namespace_options.ipc":                 {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
-		"linux.sysctls":                         {func(p *pod, _ *ctr) { p.Linux.Sysctls["net.core.somaxconn"] = "1" }, errdefs.IsNotImplemented},
-		"windows":                               {func(p *pod, _ *ctr) { p.Windows = &runtimeapi.WindowsPodSandboxConfig{} }, errdefs.IsInvalidArgument},
-		"devices":                               {func(_ *pod, c *ctr) { c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kvm"}} }, errdefs.IsNotImplemented},
-		"CDI_devices":                           {func(_ *pod, c *ctr) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "x"}} }, errdefs.IsNotImplemented},
+		"namespace_options.pid": {func(p *pod,
+			_ *ctr) {
+			p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE
+		}, errdefs.IsNotImplemented},
+		"namespace_options.ipc": {func(_ *pod,
+			c *ctr) {
+			c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
+		}, errdefs.IsNotImplemented},
+		"linux.sysctls": {func(p *pod, _ *ctr) { p.Linux.Sysctls["net.core.somaxconn"] = "1" }, errdefs.IsNotImplemented},
+		"windows": {func(p *pod, _ *ctr) { p.Windows = &runtimeapi.WindowsPodSandboxConfig{} },
+			errdefs.IsInvalidArgument},
+		"devices": {func(_ *pod, c *ctr) { c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kvm"}} },
+			errdefs.IsNotImplemented},
+		"CDI_devices": {func(_ *pod, c *ctr) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "x"}} },
+			errdefs.IsNotImplemented},
 		"tty":                                   {func(_ *pod, c *ctr) { c.Tty = true }, errdefs.IsNotImplemented},
 		"working_dir":                           {func(_ *pod, c *ctr) { c.WorkingDir = "/srv" }, errdefs.IsNotImplemented},
 		"envs":                                  {func(_ *pod, c *ctr) { c.Envs[0].Key = "A=B" }, errdefs.IsInvalidArgument},
 		"linux.resources.memory_limit_in_bytes": {func(_ *pod, c *ctr) { c.Linux.Resources.MemoryLimitInBytes = -2 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpu_quota":             {func(_ *pod, c *ctr) { c.Linux.Resources.CpuQuota = 7 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpu_period":            {func(_ *pod, c *ctr) { c.Linux.Resources.CpuPeriod = 7 }, errdefs.IsInvalidArgument},
-		"linux.resources.cpuset_cpus":           {func(_ *pod, c *ctr) { c.Linux.Resources.CpusetCpus, c.Linux.Resources.CpuQuota = "0", -1 }, errdefs.IsNotImplemented},
-		"linux.resources.unified":               {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["pids.max"] = "1" }, errdefs.IsNotImplemented},
-		"mounts[0].image":                       {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} }, errdefs.IsNotImplemented},
-		"mounts[1].propagation":                 {func(_ *pod, c *ctr) { c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL }, errdefs.IsNotImplemented},
-		"mounts[2].container_path":              {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},
-		"log_path":                              {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
-		"annotation vimana.host/port":           {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/port": "http"} }, errdefs.IsInvalidArgument},
-		"annotation vimana.host/tls: the container has no mount": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/tls": "/tls"} }, errdefs.IsInvalidArgument},
+		"linux.resources.cpuset_cpus": {func(_ *pod, c *ctr) { c.Linux.Resources.CpusetCpus, c.Linux.Resources.CpuQuota = "0", -1 },
+			errdefs.IsNotImplemented},
+		"linux.resources.unified": {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["pids.max"] = "1" }, errdefs.IsNotImplemented},
+		"mounts[0].image": {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} },
+			errdefs.IsNotImplemented},
+		"mounts[1].propagation": {func(_ *pod,
+			c *ctr) {
+			c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL
+		}, errdefs.IsNotImplemented},
+		"mounts[2].container_path": {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},
+		"log_path":                 {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
+		"annotation vimana.host/port": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/port": "http"} },
+			errdefs.IsInvalidArgument},
+		"annotation vimana.host/tls: the container has no mount": {func(p *pod,
+			_ *ctr) {
+			p.Annotations = map[string]string{"vimana.host/tls": "/tls"}
+		}, errdefs.IsInvalidArgument},
 	} {
 		t.Run(field, func(t *testing.T) {
 			pod, container := kubelets()

@@ -57,7 +57,8 @@ func outgoing(ctx context.Context) context.Context {
 }
 
 // unary makes a unary call and passes on its metadata.
-func unary[Request, Reply any](ctx context.Context, r Request, call func(context.Context, Request, ...grpc.CallOption) (Reply, error)) (reply Reply, err error) {
+func unary[Request, Reply any](ctx context.Context, r Request,
+	call func(context.Context, Request, ...grpc.CallOption) (Reply, error)) (reply Reply, err error) {
 	var header, trailer metadata.MD
 	if reply, err = call(outgoing(ctx), r, grpc.Header(&header), grpc.Trailer(&trailer)); err == nil {
 		err = grpc.SetHeader(ctx, header)

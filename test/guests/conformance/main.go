@@ -178,7 +178,8 @@ func begin(stream grpc.ServerStream, d *pb.StreamResponseDefinition, atOnce bool
 
 // several sends the responses of a definition from a number on, the first with what was received, and then fails if the
 // definition asks for it.
-func several(ctx context.Context, d *pb.StreamResponseDefinition, from int, seen *pb.ConformancePayload_RequestInfo, send func(*pb.ConformancePayload) error) error {
+func several(ctx context.Context, d *pb.StreamResponseDefinition, from int, seen *pb.ConformancePayload_RequestInfo,
+	send func(*pb.ConformancePayload) error) error {
 	for n := from; n < len(d.GetResponseData()); n++ {
 		if err := wait(ctx, d.ResponseDelayMs); err != nil {
 			return err

@@ -43,7 +43,8 @@ func (c *http3Conn) Invoke(ctx context.Context, method string, request, reply an
 }
 
 // NewStream implements grpc.ClientConnInterface.
-func (c *http3Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *http3Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string,
+	opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	body, out := io.Pipe()
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+method, body)
 	if err != nil {

@@ -53,7 +53,8 @@ const subnetFile = "/run/flannel/subnet.env"
 // defineFlannel sets flannel's command line and its configuration. Like a pod of its DaemonSet, it is restarted until the
 // node has a subnet.
 func (n *Node) defineFlannel() error {
-	n.Flannel = n.program("flanneld", "--kubeconfig-file="+n.cluster.identity.kubeconfig("flannel"), "--kube-subnet-mgr", "--ip-masq", "--iface="+n.IP,
+	n.Flannel = n.program("flanneld", "--kubeconfig-file="+n.cluster.identity.kubeconfig("flannel"), "--kube-subnet-mgr", "--ip-masq",
+		"--iface="+n.IP,
 		"--net-config-path="+n.path("flannel.json"), "--subnet-file="+subnetFile)
 	n.Flannel.argv[0] = filepath.Join(n.cluster.addons, "flanneld")
 	n.Flannel.env = []string{"NODE_NAME=" + n.Name}

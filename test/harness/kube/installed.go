@@ -19,7 +19,8 @@ import (
 // startUnit starts a program as a scope, so that it has its own cgroup, and is still a child that takes signals.
 func startUnit(cmd *exec.Cmd) error {
 	name := filepath.Base(cmd.Args[0])
-	run := exec.Command("systemd-run", slices.Concat([]string{"--scope", "--quiet", "--collect", "--slice=kubernetes", "--unit=" + name}, cmd.Args)...)
+	run := exec.Command("systemd-run",
+		slices.Concat([]string{"--scope", "--quiet", "--collect", "--slice=kubernetes", "--unit=" + name}, cmd.Args)...)
 	cmd.Path, cmd.Args = run.Path, run.Args
 	return errors.Join(run.Err, cmd.Start())
 }

@@ -273,7 +273,8 @@ func (n *Node) podLeaks(namespace string, uids []string) error {
 		patterns := []string{n.path("kubelet/pods/" + uid)}
 		if harness.Installed() {
 			errs = append(errs, unitLeaks(uid))
-			patterns = append(patterns, "/sys/fs/cgroup/kubepods.slice/*"+unitName(uid)+".slice", "/sys/fs/cgroup/kubepods.slice/*/*"+unitName(uid)+".slice")
+			patterns = append(patterns, "/sys/fs/cgroup/kubepods.slice/*"+unitName(uid)+".slice",
+				"/sys/fs/cgroup/kubepods.slice/*/*"+unitName(uid)+".slice")
 		}
 		for _, root := range testns.CgroupRoots() {
 			patterns = append(patterns, root+n.kubeCgroup()+"/kubepods/pod"+uid, root+n.kubeCgroup()+"/kubepods/*/pod"+uid)

@@ -40,7 +40,8 @@ func (c *Cluster) defineControlPlane() {
 	c.Etcd.argv[0] = "etcd"
 	c.APIServer = program("kube-apiserver",
 		"--etcd-servers="+etcdURL, "--advertise-address="+NodeIP, "--service-cluster-ip-range="+ServiceCIDR,
-		"--cert-dir="+c.path("pki"), "--tls-cert-file="+c.identity.path("apiserver.crt"), "--tls-private-key-file="+c.identity.path("apiserver.key"),
+		"--cert-dir="+c.path("pki"), "--tls-cert-file="+c.identity.path("apiserver.crt"),
+		"--tls-private-key-file="+c.identity.path("apiserver.key"),
 		"--token-auth-file="+c.identity.path("tokens.csv"), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.identity.path("accounts.key"),
 		"--service-account-signing-key-file="+c.identity.path("accounts.key"),
@@ -50,7 +51,8 @@ func (c *Cluster) defineControlPlane() {
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file="+c.identity.path(frontProxy+".crt"), "--proxy-client-key-file="+c.identity.path(frontProxy+".key"))
 	c.ControllerManager = program("kube-controller-manager", config("system:kube-controller-manager"), "--leader-elect=false",
-		"--use-service-account-credentials=true", "--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+ServiceCIDR,
+		"--use-service-account-credentials=true", "--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR,
+		"--service-cluster-ip-range="+ServiceCIDR,
 		"--root-ca-file="+c.identity.path("ca.crt"), "--service-account-private-key-file="+c.identity.path("accounts.key"),
 		"--cert-dir="+c.path("pki"), "--kube-api-qps=500", "--kube-api-burst=500")
 	if c.flannel() {
@@ -95,7 +97,8 @@ func (n *Node) defineProcesses(tripod string) {
 		"authentication":           map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
 		"authorization":            map[string]any{"mode": "AlwaysAllow"},
 		// Disable eviction and image garbage collection unless a test enables them.
-		"evictionHard":                map[string]string{"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%", "nodefs.inodesFree": "0%"},
+		"evictionHard": map[string]string{"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%",
+			"nodefs.inodesFree": "0%"},
 		"imageGCHighThresholdPercent": 100,
 		// Notice changes to ConfigMaps, Secrets and static pods within seconds, not minutes.
 		"syncFrequency": "10s", "fileCheckFrequency": "1s",
@@ -109,7 +112,8 @@ func (n *Node) defineProcesses(tripod string) {
 	}
 	if harness.Installed() {
 		// The host has systemd and cgroup v2, and is the kubelet's alone.
-		for _, key := range []string{"cgroupDriver", "cgroupRoot", "enforceNodeAllocatable", "failCgroupV1", "failSwapOn", "nodeStatusUpdateFrequency", "protectKernelDefaults"} {
+		for _, key := range []string{"cgroupDriver", "cgroupRoot", "enforceNodeAllocatable", "failCgroupV1", "failSwapOn",
+			"nodeStatusUpdateFrequency", "protectKernelDefaults"} {
 			delete(n.kubelet, key)
 		}
 	}

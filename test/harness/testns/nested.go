@@ -124,7 +124,8 @@ func detachWorld() error {
 		path := strings.Fields(line)[4]
 		if strings.HasPrefix(path, "/run/") || strings.HasPrefix(path, os.Getenv(EnvDir)+"/") {
 			// A mount below one that is already detached is gone.
-			if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) &&
+				!errors.Is(err, unix.ENOENT) {
 				return fmt.Errorf("unmount %s: %w", path, err)
 			}
 		}

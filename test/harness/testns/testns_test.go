@@ -196,7 +196,8 @@ func TestNested(t *testing.T) {
 		if err := errors.Join(unix.Sethostname([]byte("nested")), os.WriteFile("/run/nested", nil, 0o600), first.Start()); err != nil {
 			return err
 		}
-		out, err := exec.Command("sh", "-c", "hostname; ls /run; ps -o comm= -e; ip -o link | wc -l; grep -c "+world+" /proc/self/mounts").CombinedOutput()
+		out, err := exec.Command("sh", "-c",
+			"hostname; ls /run; ps -o comm= -e; ip -o link | wc -l; grep -c "+world+" /proc/self/mounts").CombinedOutput()
 		if got, want := strings.Join(strings.Fields(string(out)), " "), "nested nested exe sleep sleep sh ps 1 0"; got != want {
 			t.Errorf("hostname, /run, processes, links and mounts of the world: got %s, want %s (%v)", got, want, err)
 		}

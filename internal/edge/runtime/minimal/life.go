@@ -96,7 +96,8 @@ func listen(dir string, index int) (*net.UnixListener, string, error) {
 	}
 	owner, _ := info.Sys().(*syscall.Stat_t)
 	if !info.IsDir() || owner == nil || int(owner.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
-		return nil, "", fmt.Errorf("the directory of sockets %s can be written to by others (%s): remove it, or choose another one: %w", dir, info.Mode(), errdefs.ErrFailedPrecondition)
+		return nil, "", fmt.Errorf("the directory of sockets %s can be written to by others (%s): remove it, or choose another one: %w", dir,
+			info.Mode(), errdefs.ErrFailedPrecondition)
 	}
 	path := SocketPath(dir, index)
 	switch info, err := os.Lstat(path); {

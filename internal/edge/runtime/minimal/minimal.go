@@ -80,7 +80,8 @@ func New(cfg Config) (*Runtime, error) {
 	case cfg.Index < 0 || cfg.Index > 0xff:
 		return nil, fmt.Errorf("runtime %q has the index %d: want 0 to 255: %w", cfg.Info.Name, cfg.Index, errdefs.ErrInvalidArgument)
 	case cfg.Info.MaxModules < 1 || cfg.Info.MaxModules > channel.MaxModules:
-		return nil, fmt.Errorf("runtime %q has room for %d modules: want 1 to %d: %w", cfg.Info.Name, cfg.Info.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("runtime %q has room for %d modules: want 1 to %d: %w", cfg.Info.Name, cfg.Info.MaxModules, channel.MaxModules,
+			errdefs.ErrInvalidArgument)
 	case !filepath.IsAbs(cfg.Dir):
 		return nil, fmt.Errorf("runtime %q has its socket in %q: want an absolute path: %w", cfg.Info.Name, cfg.Dir, errdefs.ErrInvalidArgument)
 	}

@@ -255,7 +255,8 @@ func TestBadFramesEndTheRuntimeOnly(t *testing.T) {
 func TestMessagesThatAreNoFrames(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, func(c *Config) { c.MaxFrame = 1 << 10 })
 	start(t, r)
-	for _, m := range []channel.Message{{Header: channel.Header{Module: 128}}, {Header: channel.Header{Arg: 256}}, {Payload: make([]byte, 1<<10+1)}} {
+	for _, m := range []channel.Message{{Header: channel.Header{Module: 128}}, {Header: channel.Header{Arg: 256}},
+		{Payload: make([]byte, 1<<10+1)}} {
 		assert.ErrorIs(t, r.Send(t.Context(), m), errdefs.ErrInvalidArgument)
 	}
 	create(t, r, 0, "log", "still there")
@@ -328,7 +329,8 @@ func TestClose(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	for _, c := range []Config{
-		{}, {Command: []string{""}}, {Command: []string{"x"}, Index: 256}, {Command: []string{"x"}, Index: -1}, {Command: []string{"x"}, Dir: "relative"},
+		{}, {Command: []string{""}}, {Command: []string{"x"}, Index: 256}, {Command: []string{"x"}, Index: -1},
+		{Command: []string{"x"}, Dir: "relative"},
 		{Command: []string{"x"}, Info: runtime.Info{MaxModules: 129}},
 	} {
 		_, err := New(c)

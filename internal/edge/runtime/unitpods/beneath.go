@@ -35,7 +35,8 @@ func openBeneath(roots []string, name string, flags uint64) (*os.File, error) {
 	if missing != nil {
 		return nil, missing
 	}
-	return nil, fmt.Errorf("%s is not below a directory that modules can use (%s): %w", name, strings.Join(roots, ", "), errdefs.ErrPermissionDenied)
+	return nil, fmt.Errorf("%s is not below a directory that modules can use (%s): %w", name, strings.Join(roots, ", "),
+		errdefs.ErrPermissionDenied)
 }
 
 func openIn(root, rest, name string, flags uint64) (*os.File, error) {

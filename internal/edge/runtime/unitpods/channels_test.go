@@ -14,7 +14,8 @@ import (
 const withChannel = `"channels":[{"name":"c","mode":"rw","topic":"app/c"}]`
 
 func open(fd int, topic string) channel.Message {
-	return channel.Message{Header: channel.Header{Control: true, Arg: channel.OpenChannel}, Payload: channel.Open{FD: fd, Flags: channel.Read | channel.Write, Topic: topic}.Append(nil)}
+	return channel.Message{Header: channel.Header{Control: true, Arg: channel.OpenChannel},
+		Payload: channel.Open{FD: fd, Flags: channel.Read | channel.Write, Topic: topic}.Append(nil)}
 }
 
 // passesIn checks that a message to a channel of a module reaches its worker.
@@ -149,7 +150,8 @@ func TestMessagesForNobody(t *testing.T) {
 	r.guests.deaf = true
 	r.create(0, uuid, withChannel)
 	r.create(1, "no-channels")
-	for index, class := range map[int]func(error) bool{0: errdefs.IsFailedPrecondition, 1: errdefs.IsFailedPrecondition, 2: errdefs.IsNotFound} {
+	for index, class := range map[int]func(error) bool{0: errdefs.IsFailedPrecondition, 1: errdefs.IsFailedPrecondition,
+		2: errdefs.IsNotFound} {
 		if err := r.Send(t.Context(), channel.Message{Header: channel.Header{Module: index}}); !class(err) {
 			t.Errorf("module %d: %v", index, err)
 		}

@@ -23,7 +23,8 @@ import (
 const Type = "tripod/wasm"
 
 // APIs are the APIs that modules can use.
-var APIs = []string{"wasm", "wasi", "wasi:unstable", "wasi:snapshot_preview1", "wasi:cli@0.2", "channels", "tripod:edge/channels@0.1.0", "stdin", "stdout"}
+var APIs = []string{"wasm", "wasi", "wasi:unstable", "wasi:snapshot_preview1", "wasi:cli@0.2", "channels", "tripod:edge/channels@0.1.0",
+	"stdin", "stdout"}
 
 // Node is the part of the node that the runtime uses; *node.Node implements it.
 type Node interface {
@@ -95,7 +96,8 @@ func (c *Config) setDefaults() error {
 	case c.Name == "" || c.UUID == "":
 		return fmt.Errorf("runtime %q (uuid %q) needs a name and a uuid: %w", c.Name, c.UUID, errdefs.ErrInvalidArgument)
 	case c.MaxModules < 1 || c.MaxModules > channel.MaxModules:
-		return fmt.Errorf("runtime %q: %d modules at a time: want 1 to %d: %w", c.Name, c.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("runtime %q: %d modules at a time: want 1 to %d: %w", c.Name, c.MaxModules, channel.MaxModules,
+			errdefs.ErrInvalidArgument)
 	case c.LogBytes < minLogBytes:
 		return fmt.Errorf("runtime %q: logs of %d bytes: want %d or more: %w", c.Name, c.LogBytes, minLogBytes, errdefs.ErrInvalidArgument)
 	case !filepath.IsAbs(c.LogDir):

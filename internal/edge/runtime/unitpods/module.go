@@ -88,7 +88,8 @@ func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) e
 // put adds a module to the tables.
 func (r *Runtime) put(m *module) error {
 	if m.index < 0 || m.index >= r.MaxModules {
-		return fmt.Errorf("module %s at index %d: runtime %s has room for %d: %w", m.uuid, m.index, r.Name, r.MaxModules, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("module %s at index %d: runtime %s has room for %d: %w", m.uuid, m.index, r.Name, r.MaxModules,
+			errdefs.ErrResourceExhausted)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -28,13 +28,15 @@ func TestModuleIsAPodOfTheNode(t *testing.T) {
 	data := filepath.Join(r.dir, "data")
 	r.must(os.MkdirAll(filepath.Join(data, "in"), 0o755))
 	p := r.create(5, uuid, `"name":"My Module"`, `"args":{"argv":["x"],"env":["A=1","B=x=y"]}`, `"dirs":["`+data+`/in::/input"]`,
-		`"resources":{"memory":"4Mi","cpu":0.5,"peripheral":"p"}`, `"channels":[{"mode":"r","topic":"$SL/in"},{"mode":"w","topic":"app/in","qos":1}]`)
+		`"resources":{"memory":"4Mi","cpu":0.5,"peripheral":"p"}`,
+		`"channels":[{"mode":"r","topic":"$SL/in"},{"mode":"w","topic":"app/in","qos":1}]`)
 	c := p.Container(p.ID)
 	if c.State != node.Running || p.Handler != "wasm" {
 		t.Fatalf("the pod is %+v", p)
 	}
 	meta := p.Config.Metadata
-	if meta.Namespace != "edge" || meta.Name != "my-module-33333333" || meta.Uid != uuid || p.Config.Labels[keys.EdgeModule] != uuid || p.Config.Labels[keys.EdgeRuntime] != r.UUID {
+	if meta.Namespace != "edge" || meta.Name != "my-module-33333333" || meta.Uid != uuid || p.Config.Labels[keys.EdgeModule] != uuid ||
+		p.Config.Labels[keys.EdgeRuntime] != r.UUID {
 		t.Errorf("pod %v, labels %v", meta, p.Config.Labels)
 	}
 	if p.Config.Linux.SecurityContext.NamespaceOptions.Network != runtimeapi.NamespaceMode_NODE {
@@ -126,7 +128,8 @@ func TestCreateRefused(t *testing.T) {
 	data := filepath.Join(r.dir, "data")
 	r.must(errors.Join(
 		os.MkdirAll(data, 0o755), os.Symlink("/etc", filepath.Join(data, "out")), os.WriteFile(filepath.Join(data, "file"), nil, 0o644),
-		os.WriteFile(filepath.Join(r.dir, "outside.wasm"), emptyModule, 0o644), os.Symlink("../outside.wasm", filepath.Join(r.modules, "link.wasm")),
+		os.WriteFile(filepath.Join(r.dir, "outside.wasm"), emptyModule, 0o644),
+		os.Symlink("../outside.wasm", filepath.Join(r.modules, "link.wasm")),
 		os.WriteFile(filepath.Join(r.modules, "text.wasm"), []byte("#!/bin/sh"), 0o644), os.Mkdir(filepath.Join(r.modules, "dir.wasm"), 0o755),
 	))
 	r.create(3, "running")
@@ -151,18 +154,19 @@ func TestCreateRefused(t *testing.T) {
 		"file is text":         {0, []string{`"file":"text.wasm"`}, errdefs.IsInvalidArgument, "text.wasm"},
 		"file is a directory":  {0, []string{`"file":"dir.wasm"`}, errdefs.IsInvalidArgument, "dir.wasm"},
 		"image without digest": {0, []string{`"file":null`, `"image":"example.com/m:1"`}, errdefs.IsInvalidArgument, "digest"},
-		"image is not there":   {0, []string{`"file":null`, `"image":"example.com/none@sha256:` + strings.Repeat("0", 64) + `"`}, errdefs.IsNotFound, "none"},
-		"image is no name":     {0, []string{`"file":null`, `"image":"A B"`}, errdefs.IsInvalidArgument, "A B"},
-		"env":                  {0, []string{`"env":["=x"]`}, errdefs.IsInvalidArgument, "NAME=value"},
-		"dir outside":          {0, []string{`"dirs":["/etc"]`}, errdefs.IsPermissionDenied, "/etc"},
-		"dir by a link":        {0, []string{`"dirs":["` + data + `/out"]`}, errdefs.IsPermissionDenied, "leads out"},
-		"dir is a file":        {0, []string{`"dirs":["` + data + `/file"]`}, errdefs.IsInvalidArgument, "file"},
-		"dir is not there":     {0, []string{`"dirs":["` + data + `/none"]`}, errdefs.IsNotFound, "none"},
-		"dir over channels":    {0, []string{`"dirs":["` + data + `::/ch/x"]`}, errdefs.IsInvalidArgument, "/ch"},
-		"memory":               {0, []string{`"resources":{"memory":"much"}`}, errdefs.IsInvalidArgument, "much"},
-		"cpu":                  {0, []string{`"resources":{"cpu":-1}`}, errdefs.IsInvalidArgument, "-1"},
-		"deadline":             {0, []string{`"resources":{"deadline":1e300}`}, errdefs.IsInvalidArgument, "deadline"},
-		"channel's name":       {0, []string{`"channels":[{"name":"a/b","mode":"r","topic":"t"}]`}, errdefs.IsInvalidArgument, "a/b"},
+		"image is not there": {0, []string{`"file":null`, `"image":"example.com/none@sha256:` + strings.Repeat("0", 64) + `"`},
+			errdefs.IsNotFound, "none"},
+		"image is no name":  {0, []string{`"file":null`, `"image":"A B"`}, errdefs.IsInvalidArgument, "A B"},
+		"env":               {0, []string{`"env":["=x"]`}, errdefs.IsInvalidArgument, "NAME=value"},
+		"dir outside":       {0, []string{`"dirs":["/etc"]`}, errdefs.IsPermissionDenied, "/etc"},
+		"dir by a link":     {0, []string{`"dirs":["` + data + `/out"]`}, errdefs.IsPermissionDenied, "leads out"},
+		"dir is a file":     {0, []string{`"dirs":["` + data + `/file"]`}, errdefs.IsInvalidArgument, "file"},
+		"dir is not there":  {0, []string{`"dirs":["` + data + `/none"]`}, errdefs.IsNotFound, "none"},
+		"dir over channels": {0, []string{`"dirs":["` + data + `::/ch/x"]`}, errdefs.IsInvalidArgument, "/ch"},
+		"memory":            {0, []string{`"resources":{"memory":"much"}`}, errdefs.IsInvalidArgument, "much"},
+		"cpu":               {0, []string{`"resources":{"cpu":-1}`}, errdefs.IsInvalidArgument, "-1"},
+		"deadline":          {0, []string{`"resources":{"deadline":1e300}`}, errdefs.IsInvalidArgument, "deadline"},
+		"channel's name":    {0, []string{`"channels":[{"name":"a/b","mode":"r","topic":"t"}]`}, errdefs.IsInvalidArgument, "a/b"},
 	} {
 		err := r.Create(t.Context(), c.index, r.data(uuid, c.more...))
 		if !c.class(err) || !strings.Contains(err.Error(), c.say) {

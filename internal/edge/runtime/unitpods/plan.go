@@ -141,7 +141,8 @@ func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
 		}
 		guest = path.Join("/", guest)
 		if guest == "/ch" || strings.HasPrefix(guest, "/ch/") {
-			return nil, fmt.Errorf("dirs: %q: /ch is for the module's channels; choose another path with HOST::GUEST: %w", dir, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("dirs: %q: /ch is for the module's channels; choose another path with HOST::GUEST: %w", dir,
+				errdefs.ErrInvalidArgument)
 		}
 		mounts = append(mounts, &runtimeapi.Mount{HostPath: real, ContainerPath: guest})
 	}

@@ -171,7 +171,8 @@ func (r *rig) open() {
 	var err error
 	r.store, err = store.Open(filepath.Join(r.dir, "node.db"))
 	r.must(err)
-	backend, err := fake.New(fake.Config{Dir: filepath.Join(r.dir, "pods"), Capabilities: sandbox.Capabilities{MaxContainers: 1, HostNetwork: true}})
+	backend, err := fake.New(fake.Config{Dir: filepath.Join(r.dir, "pods"),
+		Capabilities: sandbox.Capabilities{MaxContainers: 1, HostNetwork: true}})
 	r.must(err)
 	r.guests = &guests{Backend: backend, conns: make(chan net.Conn, 256)}
 	network := &fake.Network{Dir: filepath.Join(r.dir, "network")}

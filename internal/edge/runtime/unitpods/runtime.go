@@ -59,8 +59,9 @@ func New(c Config) (*Runtime, error) {
 		return nil, err
 	}
 	r := &Runtime{
-		Config: c, log: c.Logger.With("runtime", c.Name), out: make(chan outgoing, queued), watch: newWatcher(), lastWords: lastWords, pollInterval: pollInterval,
-		modules: map[int]*module{}, pods: map[string]*module{},
+		Config: c, log: c.Logger.With("runtime", c.Name), out: make(chan outgoing, queued), watch: newWatcher(), lastWords: lastWords,
+		pollInterval: pollInterval,
+		modules:      map[int]*module{}, pods: map[string]*module{},
 	}
 	r.files = newImports(c, r.log)
 	r.ctx, r.cancel = context.WithCancel(context.Background())
@@ -141,7 +142,8 @@ func (r *Runtime) Usage(ctx context.Context, index int) (runtime.Usage, bool) {
 	if err != nil {
 		return runtime.Usage{}, false
 	}
-	return runtime.Usage{CPU: float64(s.GetCpu().GetUsageNanoCores().GetValue()) / 1e9, Memory: s.GetMemory().GetWorkingSetBytes().GetValue()}, true
+	return runtime.Usage{CPU: float64(s.GetCpu().GetUsageNanoCores().GetValue()) / 1e9, Memory: s.GetMemory().GetWorkingSetBytes().GetValue()},
+		true
 }
 
 func (r *Runtime) closed() error {

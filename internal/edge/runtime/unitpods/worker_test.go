@@ -113,7 +113,8 @@ func (w *whole) open() {
 	w.images, err = image.Open(ctx, image.Config{Root: filepath.Join(w.dir, "images"), Logger: w.config.Logger})
 	w.must(err)
 	w.backend, err = backend.Open(ctx, backend.Config{
-		Root: filepath.Join(w.dir, "wasm"), RunDir: filepath.Join(w.dir, "run"), Program: w.program, UID: 65529, GID: 65529, CgroupDriver: "cgroupfs",
+		Root: filepath.Join(w.dir, "wasm"), RunDir: filepath.Join(w.dir, "run"), Program: w.program, UID: 65529, GID: 65529,
+		CgroupDriver: "cgroupfs",
 		CgroupParent: fmt.Sprintf("%s/tripod-edge-test-%d", testns.Cgroup(), os.Getpid()), LabelPrefix: "vimana.host/",
 	}, backend.Services{Images: backend.Images{Store: w.images}, Network: noPorts{}, Logger: w.config.Logger})
 	w.must(err)
@@ -122,7 +123,8 @@ func (w *whole) open() {
 	network := &fake.Network{Dir: filepath.Join(w.dir, "network")}
 	w.must(os.MkdirAll(network.Dir, 0o700))
 	w.node, err = node.Open(ctx, node.Config{
-		Store: w.store, Backends: map[string]sandbox.Backend{"wasm": w.backend}, DefaultHandler: "wasm", Network: network, Images: w.images, Logger: w.config.Logger,
+		Store: w.store, Backends: map[string]sandbox.Backend{"wasm": w.backend}, DefaultHandler: "wasm", Network: network, Images: w.images,
+		Logger: w.config.Logger,
 	})
 	w.must(err)
 	w.config.Node, w.config.Images = w.node, backend.Images{Store: w.images}
@@ -259,7 +261,8 @@ func TestCreateIsFast(t *testing.T) {
 	compiles := took[0]
 	took = took[1:]
 	sort.Slice(took, func(i, j int) bool { return took[i] < took[j] })
-	t.Logf("create → running, %d modules on one runtime: p50 %v, p99 %v, most %v", modules, took[len(took)/2], took[len(took)*99/100], slices.Max(took))
+	t.Logf("create → running, %d modules on one runtime: p50 %v, p99 %v, most %v", modules, took[len(took)/2], took[len(took)*99/100],
+		slices.Max(took))
 	if p50 := took[len(took)/2]; p50 > compiles/2 {
 		t.Errorf("p50 %v, want less than half of what the first took, %v, because only that compiles", p50, compiles)
 	}

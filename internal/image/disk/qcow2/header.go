@@ -246,7 +246,8 @@ func (h *header) checkTables(size int64) error {
 			return invalidf("%s is %#x, which is not a multiple of the cluster size", table.field, table.offset)
 		}
 		if table.offset > uint64(size) || table.bytes > uint64(size)-table.offset {
-			return invalidf("%s is %#x, but %d bytes at that offset exceed the image of %d bytes: it is cut off", table.field, table.offset, table.bytes, size)
+			return invalidf("%s is %#x, but %d bytes at that offset exceed the image of %d bytes: it is cut off", table.field, table.offset,
+				table.bytes, size)
 		}
 	}
 	return nil

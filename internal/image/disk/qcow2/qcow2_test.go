@@ -98,10 +98,12 @@ func TestI5ExternalReferences(t *testing.T) {
 	in := func(name string) string { return filepath.Join(dir, name) }
 	check(t, os.WriteFile(in("secret"), make([]byte, 1<<20), 0o600))
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-b", in("secret"), "-F", "raw", in("backing"))
-	qemuImg(t, "create", "-q", "-f", "qcow2", "-u", "-b", "json:{\"driver\":\"file\",\"filename\":\"/etc/shadow\"}", "-F", "raw", in("json"), "1M")
+	qemuImg(t, "create", "-q", "-f", "qcow2", "-u", "-b", "json:{\"driver\":\"file\",\"filename\":\"/etc/shadow\"}", "-F", "raw", in("json"),
+		"1M")
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+in("data")+",data_file_raw=on", in("external"), "1M")
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "compat=0.10", "-u", "-b", "nbd://127.0.0.1:1/x", "-F", "raw", in("v2"), "1M")
-	for name, word := range map[string]string{"backing": "backing file", "json": "backing file", "external": "external data file", "v2": "backing file"} {
+	for name, word := range map[string]string{"backing": "backing file", "json": "backing file", "external": "external data file",
+		"v2": "backing file"} {
 		_, err := inspectFile(t, in(name))
 		wantRefused(t, err, word)
 	}
@@ -120,7 +122,8 @@ func TestI5ExternalReferences(t *testing.T) {
 
 func TestInspectRefusesEncryption(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "luks")
-	create := []string{"create", "-q", "-f", "qcow2", "--object", "secret,id=s,data=abc123", "-o", "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10", path, "1M"}
+	create := []string{"create", "-q", "-f", "qcow2", "--object", "secret,id=s,data=abc123", "-o",
+		"encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10", path, "1M"}
 	for range 50 { // it measures how fast it derives keys, and gives up where its clock does not move meanwhile
 		out, err := exec.Command("qemu-img", create...).CombinedOutput()
 		if err == nil {

@@ -60,7 +60,8 @@ func (d *Transfer) saveBody(ctx context.Context, resp *http.Response, have part,
 		}
 	}
 	if limit := d.Limit; total > limit {
-		return nil, errors.Join(fmt.Errorf("the file has %d bytes, more than the limit of %d: %w", total, limit, errdefs.ErrResourceExhausted), d.drop(ctx, ref))
+		return nil, errors.Join(fmt.Errorf("the file has %d bytes, more than the limit of %d: %w", total, limit, errdefs.ErrResourceExhausted),
+			d.drop(ctx, ref))
 	}
 	w, err := d.openPart(ctx, ref, from)
 	if err != nil {

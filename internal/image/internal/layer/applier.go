@@ -55,7 +55,8 @@ type Limits struct {
 }
 
 // NewApplier makes an applier. The diff IDs are those in the image's config, by the digests of the layers.
-func NewApplier(from content.Provider, progress Progress, logger *slog.Logger, limits Limits, diffIDs map[digest.Digest]digest.Digest) *Applier {
+func NewApplier(from content.Provider, progress Progress, logger *slog.Logger, limits Limits,
+	diffIDs map[digest.Digest]digest.Digest) *Applier {
 	return &Applier{
 		content: from, progress: progress, logger: logger, diffIDs: diffIDs,
 		bytes: readers.NewBudget("bytes unpacked", limits.Bytes), files: readers.NewBudget("files", limits.Files),
@@ -63,7 +64,8 @@ func NewApplier(from content.Provider, progress Progress, logger *slog.Logger, l
 }
 
 // Apply unpacks one layer into the writable directory of the given mounts.
-func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount,
+	_ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	defer a.progress.Busy()()
 	root, parents, err := Dirs(mounts)
 	if err != nil {
@@ -95,7 +97,8 @@ func (a *Applier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []m
 }
 
 // extract decompresses and unpacks a layer and returns the digest and size of its tar archive.
-func (a *Applier) extract(ctx context.Context, desc ocispec.Descriptor, root string, parents []string, blob io.Reader) (digest.Digest, int64, error) {
+func (a *Applier) extract(ctx context.Context, desc ocispec.Descriptor, root string, parents []string,
+	blob io.Reader) (digest.Digest, int64, error) {
 	plain, err := decompress(desc.MediaType, blob)
 	if err != nil {
 		return "", 0, failure.Invalidf("%s: %v", desc.MediaType, err)

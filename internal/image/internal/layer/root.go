@@ -73,7 +73,8 @@ func (r *Root) Open(name string, flags uint64) (*os.File, error) {
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EACCES):
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO),
+		errors.Is(err, unix.EACCES):
 		return nil, fmt.Errorf("open it in the image's root: %w (%w)", err, errdefs.ErrInvalidArgument)
 	case err != nil:
 		return nil, err

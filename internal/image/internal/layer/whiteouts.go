@@ -127,7 +127,8 @@ func (w *whiteouts) apply(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		dir, base := path.Split(h.Name)
-		if hidden := strings.TrimPrefix(base, whiteoutPrefix); hidden != "" && hidden != "." && hidden != ".." && !strings.HasPrefix(base, whiteoutMeta) {
+		if hidden := strings.TrimPrefix(base, whiteoutPrefix); hidden != "" && hidden != "." && hidden != ".." &&
+			!strings.HasPrefix(base, whiteoutMeta) {
 			w.hide(path.Join(dir, hidden), h, marks)
 		}
 	}
@@ -277,7 +278,8 @@ func (w *whiteouts) write(ctx context.Context, m *marks) error {
 	if err := out.Close(); err != nil {
 		return err
 	}
-	if _, err := archive.Apply(ctx, w.root, &buf, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithParents(w.lower)); err != nil {
+	if _, err := archive.Apply(ctx, w.root, &buf, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout),
+		archive.WithParents(w.lower)); err != nil {
 		return err
 	}
 	for dir, at := range times {

@@ -139,7 +139,8 @@ func (a *Artifact) ReadEnvelope(ctx context.Context, blobs Blobs) ([]byte, error
 	return readBlob(ctx, blobs.OpenOptionalBlob, a.Envelope)
 }
 
-func readBlob(ctx context.Context, open func(context.Context, ocispec.Descriptor) (*os.File, error), desc ocispec.Descriptor) ([]byte, error) {
+func readBlob(ctx context.Context, open func(context.Context, ocispec.Descriptor) (*os.File, error),
+	desc ocispec.Descriptor) ([]byte, error) {
 	f, err := open(ctx, desc)
 	if err != nil {
 		return nil, err

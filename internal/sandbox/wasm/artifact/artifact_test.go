@@ -114,7 +114,8 @@ func TestBuiltArtifactWithCode(t *testing.T) {
 	for _, layer := range m.Layers {
 		types = append(types, layer.MediaType)
 	}
-	if want := []string{image.MediaTypeWasm, image.MediaTypeDescriptorSet, image.MediaTypeWasmCode, image.MediaTypeEnvelope}; !slices.Equal(types, want) {
+	if want := []string{image.MediaTypeWasm, image.MediaTypeDescriptorSet, image.MediaTypeWasmCode,
+		image.MediaTypeEnvelope}; !slices.Equal(types, want) {
 		t.Errorf("layers = %v, want %v", types, want)
 	}
 	a := r.pull("greeter:1", built.Manifest, built.Blobs...)
@@ -199,7 +200,8 @@ func TestCheck(t *testing.T) {
 		return &wasmbin.Outline{Exports: strings.Fields(export), Imports: []string{imports}}
 	}
 	raw := func(exports ...string) *wasmbin.Outline {
-		return &wasmbin.Outline{Exports: append(exports, "tripod:grpc/handler@0.1.0#handle", "memory", "cabi_realloc"), Imports: []string{"tripod:grpc/raw@0.1.0 take"}}
+		return &wasmbin.Outline{Exports: append(exports, "tripod:grpc/handler@0.1.0#handle", "memory", "cabi_realloc"),
+			Imports: []string{"tripod:grpc/raw@0.1.0 take"}}
 	}
 	for name, c := range map[string]struct {
 		outline  *wasmbin.Outline
@@ -207,36 +209,52 @@ func TestCheck(t *testing.T) {
 		world    wit.World
 		words    string
 	}{
-		"grpc":            {component("proto:greet-v1/greeter", "tripod:grpc/types@0.1.0 proto:greet-v1/types proto:greet-v1/greeter-streams wasi:cli/exit@0.2.12"), greeter, wit.WorldGRPC, ""},
-		"http":            {component("wasi:http/incoming-handler@0.2.0", "wasi:http/types@0.2.0"), nil, wit.WorldHTTP, ""},
-		"run":             {component("wasi:cli/run@0.2.3", ""), nil, wit.WorldCommand, ""},
-		"channels":        {component("wasi:cli/run@0.2.3", "tripod:edge/channels@0.1.0"), nil, wit.WorldCommand, ""},
-		"server channels": {component("wasi:http/incoming-handler@0.2.0", "tripod:edge/channels@0.1.0"), nil, "", "imports tripod:edge/channels@0.1.0, which"},
-		"messages":        {component("wasi:messaging/incoming-handler@0.2.0-draft", "wasi:messaging/types@0.2.0-draft wasi:messaging/producer@0.2.0-draft"), nil, wit.WorldMessages, ""},
-		"request-reply":   {component("wasi:messaging/incoming-handler@0.2.0-draft", "wasi:messaging/request-reply@0.2.0-draft"), nil, "", "imports wasi:messaging/request-reply@0.2.0-draft, which no node provides"},
-		"start":           {module("_start", "wasi_snapshot_preview1 fd_write"), nil, wit.WorldCommand, ""},
-		"other service":   {component("proto:other/greeter x", ""), greeter, "", "does not export proto:greet-v1/greeter, which its descriptors require; it exports proto:other/greeter, x"},
-		"no descriptors":  {component("proto:greet-v1/greeter", "proto:greet-v1/types"), nil, "", "--proto"},
-		"nothing":         {component("", ""), nil, "", "exports nothing"},
-		"unknown import":  {component("proto:greet-v1/greeter", "acme:secrets/store"), greeter, "", "imports acme:secrets/store"},
-		"other package":   {component("proto:greet-v1/greeter", "proto:greet/types"), greeter, "", "imports proto:greet/types"},
-		"wasi 0.3":        {component("wasi:http/incoming-handler@0.2.0", "wasi:io/poll@0.3.0"), nil, "", "the component is of WASI 0.3 (wasi:io/poll@0.3.0), which Tripod does not run"},
-		"wasi 0.3 server": {component("wasi:http/handler@0.3.0-rc-2026-01-06", "wasi:http/types@0.3.0-rc-2026-01-06"), nil, "", "build it for WASI 0.2"},
-		"draft":           {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0-rc.1 wasi:logging/logging@0.1.0-draft"), nil, wit.WorldHTTP, ""},
-		"draft module":    {module("tripod:grpc/handler@0.1.0#handle memory cabi_realloc", "wasi:logging/logging@0.1.0-draft log"), nil, wit.WorldRaw, ""},
-		"other draft":     {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0-draft"), nil, "", "imports wasi:config/store@0.2.0-draft, which no node provides (they provide wasi:config/store@0.2.0-rc.1)"},
-		"objects":         {component("wasi:http/incoming-handler@0.2.0", "wasi:blobstore/blobstore@0.2.0-draft wasi:blobstore/types@0.2.0-draft"), nil, wit.WorldHTTP, ""},
-		"other objects":   {component("wasi:http/incoming-handler@0.2.0", "wasi:blobstore/blobstore@0.2.0-draft-2024-09-01"), nil, "", "imports wasi:blobstore/blobstore@0.2.0-draft-2024-09-01, which no node provides (they provide wasi:blobstore/blobstore@0.2.0-draft)"},
-		"module objects":  {module("tripod:grpc/handler@0.1.0#handle memory cabi_realloc", "wasi:blobstore/blobstore@0.2.0-draft get-container"), nil, "", "which no node provides to a core module"},
-		"later draft":     {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0"), nil, "", "imports wasi:config/store@0.2.0, which"},
-		"draft package":   {component("wasi:http/incoming-handler@0.2.0", "wasi:nn/graph@0.2.0"), nil, "", "imports wasi:nn/graph@0.2.0"},
-		"old draft":       {component("wasi:cli/run@0.2.0", "wasi:io/streams@0.2.0-rc-2023-11-10"), nil, "", "imports wasi:io/streams@0.2.0-rc-2023-11-10"},
-		"draft export":    {component("wasi:cli/run@0.2.0-rc-2023-12-05", ""), nil, "", "none of wasi:http/incoming-handler@0.2, wasi:messaging/incoming-handler@0.2.0-draft and wasi:cli/run@0.2"},
-		"library":         {module("memory", ""), nil, "", "does not export _start"},
-		"module import":   {module("_start", "env missing"), nil, "", `imports "missing" from "env"`},
-		"module service":  {module("_start", ""), greeter, "", "a core module cannot serve proto:greet-v1/greeter"},
-		"raw":             {raw(), nil, wit.WorldRaw, ""},
-		"raw program":     {raw("_start"), nil, "", "but also _start; build it as a library"},
+		"grpc": {component("proto:greet-v1/greeter",
+			"tripod:grpc/types@0.1.0 proto:greet-v1/types proto:greet-v1/greeter-streams wasi:cli/exit@0.2.12"), greeter, wit.WorldGRPC, ""},
+		"http":     {component("wasi:http/incoming-handler@0.2.0", "wasi:http/types@0.2.0"), nil, wit.WorldHTTP, ""},
+		"run":      {component("wasi:cli/run@0.2.3", ""), nil, wit.WorldCommand, ""},
+		"channels": {component("wasi:cli/run@0.2.3", "tripod:edge/channels@0.1.0"), nil, wit.WorldCommand, ""},
+		"server channels": {component("wasi:http/incoming-handler@0.2.0", "tripod:edge/channels@0.1.0"), nil, "",
+			"imports tripod:edge/channels@0.1.0, which"},
+		"messages": {component("wasi:messaging/incoming-handler@0.2.0-draft",
+			"wasi:messaging/types@0.2.0-draft wasi:messaging/producer@0.2.0-draft"), nil, wit.WorldMessages, ""},
+		"request-reply": {component("wasi:messaging/incoming-handler@0.2.0-draft", "wasi:messaging/request-reply@0.2.0-draft"), nil, "",
+			"imports wasi:messaging/request-reply@0.2.0-draft, which no node provides"},
+		"start": {module("_start", "wasi_snapshot_preview1 fd_write"), nil, wit.WorldCommand, ""},
+		"other service": {component("proto:other/greeter x", ""), greeter, "",
+			"does not export proto:greet-v1/greeter, which its descriptors require; it exports proto:other/greeter, x"},
+		"no descriptors": {component("proto:greet-v1/greeter", "proto:greet-v1/types"), nil, "", "--proto"},
+		"nothing":        {component("", ""), nil, "", "exports nothing"},
+		"unknown import": {component("proto:greet-v1/greeter", "acme:secrets/store"), greeter, "", "imports acme:secrets/store"},
+		"other package":  {component("proto:greet-v1/greeter", "proto:greet/types"), greeter, "", "imports proto:greet/types"},
+		"wasi 0.3": {component("wasi:http/incoming-handler@0.2.0", "wasi:io/poll@0.3.0"), nil, "",
+			"the component is of WASI 0.3 (wasi:io/poll@0.3.0), which Tripod does not run"},
+		"wasi 0.3 server": {component("wasi:http/handler@0.3.0-rc-2026-01-06", "wasi:http/types@0.3.0-rc-2026-01-06"), nil, "",
+			"build it for WASI 0.2"},
+		"draft": {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0-rc.1 wasi:logging/logging@0.1.0-draft"), nil,
+			wit.WorldHTTP, ""},
+		"draft module": {module("tripod:grpc/handler@0.1.0#handle memory cabi_realloc", "wasi:logging/logging@0.1.0-draft log"), nil,
+			wit.WorldRaw, ""},
+		"other draft": {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0-draft"), nil, "",
+			"imports wasi:config/store@0.2.0-draft, which no node provides (they provide wasi:config/store@0.2.0-rc.1)"},
+		"objects": {component("wasi:http/incoming-handler@0.2.0",
+			"wasi:blobstore/blobstore@0.2.0-draft wasi:blobstore/types@0.2.0-draft"), nil, wit.WorldHTTP, ""},
+		"other objects": {component("wasi:http/incoming-handler@0.2.0", "wasi:blobstore/blobstore@0.2.0-draft-2024-09-01"), nil, "",
+			"imports wasi:blobstore/blobstore@0.2.0-draft-2024-09-01, which no node provides (they provide wasi:blobstore/blobstore@0.2.0-draft)"},
+		"module objects": {module("tripod:grpc/handler@0.1.0#handle memory cabi_realloc", "wasi:blobstore/blobstore@0.2.0-draft get-container"),
+			nil, "", "which no node provides to a core module"},
+		"later draft": {component("wasi:http/incoming-handler@0.2.0", "wasi:config/store@0.2.0"), nil, "",
+			"imports wasi:config/store@0.2.0, which"},
+		"draft package": {component("wasi:http/incoming-handler@0.2.0", "wasi:nn/graph@0.2.0"), nil, "", "imports wasi:nn/graph@0.2.0"},
+		"old draft": {component("wasi:cli/run@0.2.0", "wasi:io/streams@0.2.0-rc-2023-11-10"), nil, "",
+			"imports wasi:io/streams@0.2.0-rc-2023-11-10"},
+		"draft export": {component("wasi:cli/run@0.2.0-rc-2023-12-05", ""), nil, "",
+			"none of wasi:http/incoming-handler@0.2, wasi:messaging/incoming-handler@0.2.0-draft and wasi:cli/run@0.2"},
+		"library":        {module("memory", ""), nil, "", "does not export _start"},
+		"module import":  {module("_start", "env missing"), nil, "", `imports "missing" from "env"`},
+		"module service": {module("_start", ""), greeter, "", "a core module cannot serve proto:greet-v1/greeter"},
+		"raw":            {raw(), nil, wit.WorldRaw, ""},
+		"raw program":    {raw("_start"), nil, "", "but also _start; build it as a library"},
 	} {
 		world, err := Check(c.outline, c.services)
 		if world != c.world || (err == nil) != (c.words == "") {
@@ -250,7 +268,8 @@ func TestCheck(t *testing.T) {
 
 func TestBuildRefuses(t *testing.T) {
 	wasm := example(t, "hello-http-c")
-	for _, s := range []Spec{{}, {Wasm: []byte("text")}, {Wasm: wasm[:len(wasm)-1]}, {Wasm: wasm, Descriptors: make([]byte, maxDescriptors+1)}} {
+	for _, s := range []Spec{{}, {Wasm: []byte("text")}, {Wasm: wasm[:len(wasm)-1]},
+		{Wasm: wasm, Descriptors: make([]byte, maxDescriptors+1)}} {
 		if _, err := Build(s); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("Build with %d bytes = %v, want ErrInvalidArgument", len(s.Wasm), err)
 		}
@@ -262,7 +281,8 @@ func TestNameAnnotations(t *testing.T) {
 	if err != nil || len(got) != 3 || got["p/domain"] != "example.com" || got["p/server"] != "foo.Bar" || got["p/version"] != "1.2.3-a_b5" {
 		t.Errorf("NameAnnotations = %v, %v", got, err)
 	}
-	for _, bad := range []string{"", "Bar", "example.com:Bar", "Bar@1.0.0", "UP:Bar@1.0.0", "example.com:@1.0.0", "example.com:a/b@1.0.0", "example.com:Bar@1", "example.com:Bar@1.0.0-" + strings.Repeat("x", 60)} {
+	for _, bad := range []string{"", "Bar", "example.com:Bar", "Bar@1.0.0", "UP:Bar@1.0.0", "example.com:@1.0.0", "example.com:a/b@1.0.0",
+		"example.com:Bar@1", "example.com:Bar@1.0.0-" + strings.Repeat("x", 60)} {
 		if got, err := NameAnnotations("p/", bad); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("NameAnnotations(%q) = %v, %v; want ErrInvalidArgument", bad, got, err)
 		}

@@ -60,7 +60,8 @@ func Build(s Spec) (*Image, error) {
 	}
 	layers := []image.Blob{image.NewBlob(image.MediaTypeWasm, s.Wasm)}
 	if len(s.Descriptors) > maxDescriptors {
-		return nil, fmt.Errorf("the descriptors have %d bytes, more than the limit of %d: %w", len(s.Descriptors), maxDescriptors, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("the descriptors have %d bytes, more than the limit of %d: %w", len(s.Descriptors), maxDescriptors,
+			errdefs.ErrInvalidArgument)
 	}
 	if len(s.Descriptors) > 0 {
 		layers = append(layers, image.NewBlob(image.MediaTypeDescriptorSet, s.Descriptors))
@@ -204,11 +205,13 @@ const preview1 = "wasi_snapshot_preview1"
 // checkRawModule checks a core module of the raw world.
 func checkRawModule(o *wasmbin.Outline) (World, error) {
 	if o.HasExport(exportStart) {
-		return "", fmt.Errorf("the core module exports %s, but also %s; build it as a library (a reactor): %w", exportRaw, exportStart, errdefs.ErrInvalidArgument)
+		return "", fmt.Errorf("the core module exports %s, but also %s; build it as a library (a reactor): %w", exportRaw, exportStart,
+			errdefs.ErrInvalidArgument)
 	}
 	for _, name := range []string{"memory", "cabi_realloc"} {
 		if !o.HasExport(name) {
-			return "", fmt.Errorf("the core module exports %s, but not %s, which the canonical ABI needs: %w", exportRaw, name, errdefs.ErrInvalidArgument)
+			return "", fmt.Errorf("the core module exports %s, but not %s, which the canonical ABI needs: %w", exportRaw, name,
+				errdefs.ErrInvalidArgument)
 		}
 	}
 	return checkModuleImports(o, wit.WorldRaw, slices.Concat([]string{preview1}, protowit.ModuleInterfaces, wasi.ModuleDrafts())...)
@@ -218,7 +221,8 @@ func checkRawModule(o *wasmbin.Outline) (World, error) {
 func checkModuleImports(o *wasmbin.Outline, world World, provided ...string) (World, error) {
 	for _, name := range o.Imports {
 		if module, _, _ := strings.Cut(name, " "); !slices.Contains(provided, module) {
-			return "", fmt.Errorf("the module imports %q from %q, which no node provides to a core module: %w", name[len(module)+1:], module, errdefs.ErrInvalidArgument)
+			return "", fmt.Errorf("the module imports %q from %q, which no node provides to a core module: %w", name[len(module)+1:], module,
+				errdefs.ErrInvalidArgument)
 		}
 	}
 	return world, nil
@@ -240,14 +244,16 @@ func otherVersions(name string) string {
 }
 
 // provided reports whether nodes provide the named import of a component. Nodes provide WASI 0.2, some proposals in
-// certain versions (wasi.Drafts), the packages tripod:grpc and, to modules of the edge, tripod:edge, and the types and streams in the packages of the component's services.
+// certain versions (wasi.Drafts), the packages tripod:grpc and, to modules of the edge, tripod:edge, and the types and streams
+// in the packages of the component's services.
 func provided(name string, world World, services []string) bool {
 	if strings.HasPrefix(name, "wasi:") {
 		_, ok := release(name)
 		return ok || slices.Contains(wasi.Drafts(), name)
 	}
 	pkg, _, _ := strings.Cut(name, "/")
-	return pkg == "tripod:grpc" || pkg == "tripod:edge" && !world.Serves() || slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })
+	return pkg == "tripod:grpc" || pkg == "tripod:edge" && !world.Serves() ||
+		slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })
 }
 
 func list(names []string) string {

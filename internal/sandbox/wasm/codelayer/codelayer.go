@@ -135,7 +135,8 @@ func Verify(ctx context.Context, envelope []byte, layer digest.Digest, keys []Pu
 	}
 	p := s.Predicate
 	if p.Component != node.Component {
-		return nil, refuse(ReasonComponent, "the code was compiled from the component %s, but the image's component is %s", p.Component, node.Component)
+		return nil, refuse(ReasonComponent, "the code was compiled from the component %s, but the image's component is %s", p.Component,
+			node.Component)
 	}
 	if p.Engine != node.Engine {
 		return nil, refuse(ReasonEngine, "the code was compiled by the engine %s, but this node has %s", p.Engine, node.Engine)
@@ -248,7 +249,8 @@ func (l *Layer) Unpack(ctx context.Context, layer io.Reader, to io.Writer) error
 		}
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); written != l.code.Size || got != l.code.Digest.Encoded() {
-		return refuse(ReasonDamaged, "the code has %d bytes or more and the digest %s; %d and %s were signed", written, got, l.code.Size, l.code.Digest.Encoded())
+		return refuse(ReasonDamaged, "the code has %d bytes or more and the digest %s; %d and %s were signed", written, got, l.code.Size,
+			l.code.Digest.Encoded())
 	}
 	return nil
 }

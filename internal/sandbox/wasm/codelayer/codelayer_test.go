@@ -81,38 +81,44 @@ func TestRefusedLayers(t *testing.T) {
 		node     func(*Target)
 		want     Reason
 	}{
-		"no key":          {keys: []PublicKey{}, want: ReasonKey},
-		"unknown key":     {keys: []PublicKey{other}, want: ReasonKey},
-		"wrong signature": {envelope: forged(t, envelope, func(e *dsse.Envelope) { e.Signatures[0].Sig = "AAAA" + e.Signatures[0].Sig[4:] }), want: ReasonSignature},
+		"no key":      {keys: []PublicKey{}, want: ReasonKey},
+		"unknown key": {keys: []PublicKey{other}, want: ReasonKey},
+		"wrong signature": {envelope: forged(t, envelope, func(e *dsse.Envelope) { e.Signatures[0].Sig = "AAAA" + e.Signatures[0].Sig[4:] }),
+			want: ReasonSignature},
 		"changed statement": {envelope: forged(t, envelope, func(e *dsse.Envelope) {
 			e.Payload = "e30=" + e.Payload[4:]
 		}), want: ReasonSignature},
-		"key without a name": {envelope: forged(t, envelope, func(e *dsse.Envelope) { e.Signatures[0].KeyID = "" }), keys: []PublicKey{other}, want: ReasonSignature},
+		"key without a name": {envelope: forged(t, envelope, func(e *dsse.Envelope) { e.Signatures[0].KeyID = "" }), keys: []PublicKey{other},
+			want: ReasonSignature},
 		"name of another key": {envelope: forged(t, envelope, func(e *dsse.Envelope) { e.Signatures[0].KeyID = other.Fingerprint }),
 			keys: []PublicKey{other, public}, want: ReasonSignature},
-		"other layer":         {layer: digest.FromString("another layer"), want: ReasonDamaged},
-		"other component":     {node: func(n *Target) { n.Component = digest.FromString("swapped") }, want: ReasonComponent},
-		"other engine":        {node: func(n *Target) { n.Engine = "wasmtime-2+1-linux-amd64" }, want: ReasonEngine},
-		"other settings":      {node: func(n *Target) { n.Engine = "wasmtime-1+2-linux-amd64" }, want: ReasonEngine},
-		"processor":           {node: func(n *Target) { n.Features = []string{"sse3"} }, want: ReasonCPU},
-		"no JSON":             {envelope: []byte("{"), want: ReasonStatement},
-		"empty":               {envelope: []byte("{}"), want: ReasonStatement},
-		"null":                {envelope: []byte("null"), want: ReasonStatement},
-		"large":               {envelope: bytes.Repeat([]byte(" "), MaxEnvelope+1), want: ReasonStatement},
-		"many signatures":     {envelope: forged(t, envelope, func(e *dsse.Envelope) { e.Signatures = make([]dsse.Signature, 17) }), want: ReasonStatement},
-		"other payload":       {envelope: signed(t, private, "text/plain", statement{}), want: ReasonStatement},
-		"other statement":     {envelope: signed(t, private, payloadType, map[string]string{"_type": "https://in-toto.io/Statement/v0.1"}), want: ReasonStatement},
+		"other layer":     {layer: digest.FromString("another layer"), want: ReasonDamaged},
+		"other component": {node: func(n *Target) { n.Component = digest.FromString("swapped") }, want: ReasonComponent},
+		"other engine":    {node: func(n *Target) { n.Engine = "wasmtime-2+1-linux-amd64" }, want: ReasonEngine},
+		"other settings":  {node: func(n *Target) { n.Engine = "wasmtime-1+2-linux-amd64" }, want: ReasonEngine},
+		"processor":       {node: func(n *Target) { n.Features = []string{"sse3"} }, want: ReasonCPU},
+		"no JSON":         {envelope: []byte("{"), want: ReasonStatement},
+		"empty":           {envelope: []byte("{}"), want: ReasonStatement},
+		"null":            {envelope: []byte("null"), want: ReasonStatement},
+		"large":           {envelope: bytes.Repeat([]byte(" "), MaxEnvelope+1), want: ReasonStatement},
+		"many signatures": {envelope: forged(t, envelope, func(e *dsse.Envelope) { e.Signatures = make([]dsse.Signature, 17) }),
+			want: ReasonStatement},
+		"other payload": {envelope: signed(t, private, "text/plain", statement{}), want: ReasonStatement},
+		"other statement": {envelope: signed(t, private, payloadType, map[string]string{"_type": "https://in-toto.io/Statement/v0.1"}),
+			want: ReasonStatement},
 		"statement no object": {envelope: signed(t, private, payloadType, []int{1}), want: ReasonStatement},
-		"other predicate":     {envelope: resigned(func(s *statement) { s.PredicateType = "https://slsa.dev/provenance/v1" }), want: ReasonStatement},
-		"no subject":          {envelope: resigned(func(s *statement) { s.Subject = nil }), want: ReasonStatement},
-		"two subjects":        {envelope: resigned(func(s *statement) { s.Subject = append(s.Subject, s.Subject[0]) }), want: ReasonStatement},
-		"no features":         {envelope: resigned(func(s *statement) { s.Predicate.Features = nil }), want: ReasonStatement},
-		"no engine":           {envelope: resigned(func(s *statement) { s.Predicate.Engine = "" }), want: ReasonStatement},
-		"no size":             {envelope: resigned(func(s *statement) { s.Predicate.Code.Size = 0 }), want: ReasonStatement},
-		"too much code":       {envelope: resigned(func(s *statement) { s.Predicate.Code.Size = MaxCode + 1 }), want: ReasonStatement},
-		"no digest":           {envelope: resigned(func(s *statement) { s.Predicate.Component = "" }), want: ReasonStatement},
-		"weak digest":         {envelope: resigned(func(s *statement) { s.Predicate.Code.Digest = "md5:00" }), want: ReasonStatement},
-		"subject by sha512":   {envelope: resigned(func(s *statement) { s.Subject[0].Digest = map[string]string{"sha512": "00"} }), want: ReasonDamaged},
+		"other predicate": {envelope: resigned(func(s *statement) { s.PredicateType = "https://slsa.dev/provenance/v1" }),
+			want: ReasonStatement},
+		"no subject":    {envelope: resigned(func(s *statement) { s.Subject = nil }), want: ReasonStatement},
+		"two subjects":  {envelope: resigned(func(s *statement) { s.Subject = append(s.Subject, s.Subject[0]) }), want: ReasonStatement},
+		"no features":   {envelope: resigned(func(s *statement) { s.Predicate.Features = nil }), want: ReasonStatement},
+		"no engine":     {envelope: resigned(func(s *statement) { s.Predicate.Engine = "" }), want: ReasonStatement},
+		"no size":       {envelope: resigned(func(s *statement) { s.Predicate.Code.Size = 0 }), want: ReasonStatement},
+		"too much code": {envelope: resigned(func(s *statement) { s.Predicate.Code.Size = MaxCode + 1 }), want: ReasonStatement},
+		"no digest":     {envelope: resigned(func(s *statement) { s.Predicate.Component = "" }), want: ReasonStatement},
+		"weak digest":   {envelope: resigned(func(s *statement) { s.Predicate.Code.Digest = "md5:00" }), want: ReasonStatement},
+		"subject by sha512": {envelope: resigned(func(s *statement) { s.Subject[0].Digest = map[string]string{"sha512": "00"} }),
+			want: ReasonDamaged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := testTarget()
@@ -251,7 +257,8 @@ func FuzzStatement(f *testing.F) {
 		} else if _, ok := errors.AsType[*Refusal](err); !ok {
 			t.Errorf("Verify = %v, want a refusal", err)
 		}
-		if s, err := parseStatement(data); err == nil && (len(s.Subject) != 1 || s.Predicate.Code.Size <= 0 || s.Predicate.Code.Size > MaxCode || s.Predicate.Engine == "") {
+		if s, err := parseStatement(data); err == nil &&
+			(len(s.Subject) != 1 || s.Predicate.Code.Size <= 0 || s.Predicate.Code.Size > MaxCode || s.Predicate.Engine == "") {
 			t.Errorf("parseStatement accepted %+v", s)
 		}
 	})

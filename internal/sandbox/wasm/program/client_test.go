@@ -59,7 +59,8 @@ func (p *pod) overTLS() *grpc.ClientConn {
 // overRouter returns a client that connects like the node's router.
 func (p *pod) overRouter() *grpc.ClientConn {
 	add := headerOf{"tripod-container": p.ID}
-	conn, err := grpc.NewClient("passthrough:///router", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(add),
+	conn, err := grpc.NewClient("passthrough:///router", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithPerRPCCredentials(add),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", p.rig.dataPath())
 		}))
@@ -138,7 +139,8 @@ type stream struct {
 func (s *service) stream(ctx context.Context, method string) *stream {
 	s.t.Helper()
 	m := s.method(method)
-	c, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: m.IsStreamingClient(), ServerStreams: m.IsStreamingServer()}, s.procedure(method))
+	c, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: m.IsStreamingClient(), ServerStreams: m.IsStreamingServer()},
+		s.procedure(method))
 	require.NoError(s.t, err)
 	return &stream{c, s, m}
 }

@@ -76,7 +76,9 @@ func (w *world) redis(args ...string) string {
 	require.NoError(w.t, err)
 	at := l.Addr().(*net.TCPAddr)
 	l.Close()
-	c := exec.Command("redis-server", append([]string{"--bind", worldIP, "--port", fmt.Sprint(at.Port), "--protected-mode", "no", "--save", "", "--dir", w.t.TempDir()}, args...)...)
+	c := exec.Command("redis-server",
+		append([]string{"--bind", worldIP, "--port", fmt.Sprint(at.Port), "--protected-mode", "no", "--save", "", "--dir", w.t.TempDir()},
+			args...)...)
 	require.NoError(w.t, c.Start(), "hack/setup.sh installs redis-server")
 	w.t.Cleanup(func() {
 		_ = c.Process.Kill()

@@ -222,7 +222,8 @@ func (w *world) order(rules string) *os.File {
 	defer dialers.Close()
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: w.control})
 	require.NoError(w.t, err)
-	o := egress.Order{Pod: "test", Rules: rules, DNS: egress.DNS{Servers: []string{worldIP}, Searches: []string{"cluster.test"}, Options: []string{"timeout:1"}}}
+	o := egress.Order{Pod: "test", Rules: rules,
+		DNS: egress.DNS{Servers: []string{worldIP}, Searches: []string{"cluster.test"}, Options: []string{"timeout:1"}}}
 	require.NoError(w.t, o.Send(withTimeout(w.t, 10*time.Second), conn, w.netns, dialers))
 	return workers
 }
@@ -374,7 +375,8 @@ func TestEgressRules(t *testing.T) {
 	w.dns.set("metadata.example", "169.254.169.254")
 
 	all := w.caller("fetch-c", "*")
-	for _, url := range []string{"http://169.254.169.254/", "http://127.0.0.1/", "http://[::1]/", "http://0.0.0.0/", "http://[::ffff:127.0.0.1]/",
+	for _, url := range []string{"http://169.254.169.254/", "http://127.0.0.1/", "http://[::1]/", "http://0.0.0.0/",
+		"http://[::ffff:127.0.0.1]/",
 		"http://localhost/", "http://metadata.example/", "http://[fe80::1]/", "http://224.0.0.1/", "http://255.255.255.255/"} {
 		all.requireCode("destination-IP-prohibited", url)
 	}
@@ -414,7 +416,8 @@ func TestEgressObeysTheFirewallOfThePod(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, body)
 	require.NoError(t, netthread.In(int(w.netns.Fd()), func() error {
 		nft := exec.Command("nft", "-f", "-")
-		nft.Stdin = strings.NewReader("table inet t { chain out { type filter hook output priority 0; ip daddr " + worldIP + " tcp dport " + portOf(server) + " reject with icmp admin-prohibited\n}\n}\n")
+		nft.Stdin = strings.NewReader("table inet t { chain out { type filter hook output priority 0; ip daddr " + worldIP + " tcp dport " +
+			portOf(server) + " reject with icmp admin-prohibited\n}\n}\n")
 		out, err := nft.CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("nft: %w: %s", err, out)
@@ -535,13 +538,14 @@ func BenchmarkEgress(b *testing.B) {
 	w := newWorld(b)
 	server := w.startServer()
 	c := w.caller("fetch-c", "*", func(s *workerapi.PodSpec) { s.Limits.RequestTimeout = time.Hour })
-	native := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32, DisableCompression: true, DialContext: func(_ context.Context, network, addr string) (conn net.Conn, err error) {
-		err = netthread.In(int(w.netns.Fd()), func() error {
-			conn, err = net.Dial(network, addr)
-			return err
-		})
-		return conn, err
-	}}}
+	native := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32, DisableCompression: true,
+		DialContext: func(_ context.Context, network, addr string) (conn net.Conn, err error) {
+			err = netthread.In(int(w.netns.Fd()), func() error {
+				conn, err = net.Dial(network, addr)
+				return err
+			})
+			return conn, err
+		}}}
 	defer native.CloseIdleConnections()
 	guests := func(path string, n int) {
 		r, err := http.NewRequestWithContext(b.Context(), http.MethodGet, "http://"+c.cleartext.String()+"/drain", nil)

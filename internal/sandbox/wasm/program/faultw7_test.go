@@ -20,7 +20,8 @@ import (
 func TestFaultW7HostDescriptors(t *testing.T) {
 	const limit = 600
 	r := startWorker(t, workerapi.WorkerConfig{}, fmt.Sprintf("%s=%d", openFiles, limit))
-	command := workerapi.Code{Digest: "sha256:opener", Image: workerapi.File{File: codeFile(t, "../../../component/engine/testdata/command.wasm")}}
+	command := workerapi.Code{Digest: "sha256:opener",
+		Image: workerapi.File{File: codeFile(t, "../../../component/engine/testdata/command.wasm")}}
 	_, err := r.Load(t.Context(), command)
 	require.NoError(t, err)
 	dir := t.TempDir()

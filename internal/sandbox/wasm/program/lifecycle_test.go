@@ -47,7 +47,8 @@ func daemonMain() {
 	file := func(fd uintptr) workerapi.File { return workerapi.File{File: os.NewFile(fd, "inherited")} }
 	_, err = c.Load(ctx, workerapi.Code{Digest: "d", Image: file(3), Descriptors: set})
 	must(err)
-	_, err = c.Start(ctx, workerapi.PodSpec{ID: "orphan", Digest: "d", Log: file(5), Ports: []workerapi.Port{{Kind: workerapi.PortCleartext, Socket: file(4)}}})
+	_, err = c.Start(ctx, workerapi.PodSpec{ID: "orphan", Digest: "d", Log: file(5),
+		Ports: []workerapi.Port{{Kind: workerapi.PortCleartext, Socket: file(4)}}})
 	must(err)
 	fmt.Println("started")
 	<-c.Done()
@@ -60,7 +61,8 @@ func TestDaemonIsKilled(t *testing.T) {
 	r.Client.Close()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	p := &pod{Status: workerapi.Status{ID: "orphan"}, rig: r, log: filepath.Join(t.TempDir(), "0.log"), cleartext: l.Addr().(*net.TCPAddr).AddrPort()}
+	p := &pod{Status: workerapi.Status{ID: "orphan"}, rig: r, log: filepath.Join(t.TempDir(), "0.log"),
+		cleartext: l.Addr().(*net.TCPAddr).AddrPort()}
 	self, err := os.Executable()
 	require.NoError(t, err)
 	daemon := exec.Command(self)
@@ -156,7 +158,8 @@ func TestStopCutsAfterTheGrace(t *testing.T) {
 	for _, c := range []struct {
 		method, request string
 		router          bool
-	}{{"Mirror", `{"data":"AA=="}`, false}, {"Mirror", `{"data":"AA=="}`, true}, {"Tick", `{"interval_ms":10}`, false}, {"Tick", `{"interval_ms":10}`, true}} {
+	}{{"Mirror", `{"data":"AA=="}`, false}, {"Mirror", `{"data":"AA=="}`, true}, {"Tick", `{"interval_ms":10}`, false},
+		{"Tick", `{"interval_ms":10}`, true}} {
 		t.Run(fmt.Sprint(c.method, c.router), func(t *testing.T) {
 			p := r.serve("faults-c")
 			s := p.faults()
@@ -297,13 +300,18 @@ func TestLoadRefuses(t *testing.T) {
 		class func(error) bool
 		says  string
 	}{
-		"no descriptors":      {workerapi.Code{Image: workerapi.File{File: greeter}}, errdefs.IsInvalidArgument, "descriptors"},
-		"junk descriptors":    {workerapi.Code{Image: workerapi.File{File: greeter}, Descriptors: []byte("junk")}, errdefs.IsInvalidArgument, "descriptors"},
-		"of another service":  {workerapi.Code{Image: workerapi.File{File: greeter}, Descriptors: faults}, errdefs.IsInvalidArgument, "greeter"},
-		"service is unknown":  {workerapi.Code{Image: workerapi.File{File: greeter}, Descriptors: faults, Services: []string{"a.B"}}, errdefs.IsInvalidArgument, "a.B"},
-		"types differ":        {workerapi.Code{Image: workerapi.File{File: greeter}, Descriptors: descriptors(t, changed)}, errdefs.IsInvalidArgument, "name"},
-		"damaged code":        {workerapi.Code{Image: workerapi.File{File: open(damagedFile)}, Descriptors: faults}, errdefs.IsFailedPrecondition, ""},
-		"not code":            {workerapi.Code{Image: workerapi.File{File: open(changed)}, Descriptors: faults}, errdefs.IsFailedPrecondition, ""},
+		"no descriptors": {workerapi.Code{Image: workerapi.File{File: greeter}}, errdefs.IsInvalidArgument, "descriptors"},
+		"junk descriptors": {workerapi.Code{Image: workerapi.File{File: greeter}, Descriptors: []byte("junk")}, errdefs.IsInvalidArgument,
+			"descriptors"},
+		"of another service": {workerapi.Code{Image: workerapi.File{File: greeter}, Descriptors: faults}, errdefs.IsInvalidArgument, "greeter"},
+		"service is unknown": {workerapi.Code{Image: workerapi.File{File: greeter}, Descriptors: faults, Services: []string{"a.B"}},
+			errdefs.IsInvalidArgument, "a.B"},
+		"types differ": {workerapi.Code{Image: workerapi.File{File: greeter}, Descriptors: descriptors(t, changed)},
+			errdefs.IsInvalidArgument, "name"},
+		"damaged code": {workerapi.Code{Image: workerapi.File{File: open(damagedFile)}, Descriptors: faults}, errdefs.IsFailedPrecondition,
+			""},
+		"not code": {workerapi.Code{Image: workerapi.File{File: open(changed)}, Descriptors: faults}, errdefs.IsFailedPrecondition,
+			""},
 		"no code":             {workerapi.Code{Descriptors: faults}, errdefs.IsInvalidArgument, "code"},
 		"a directory as code": {workerapi.Code{Image: workerapi.File{File: open(t.TempDir())}}, errdefs.IsInvalidArgument, "regular"},
 	} {

@@ -34,7 +34,8 @@ func TestFaultC10WorkerLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Contains(text, []byte("lines lost while the log was full")) || bytes.Count(text, []byte("again")) != 2 || bytes.Count(text, []byte("\n")) != 3 {
+	if !bytes.Contains(text, []byte("lines lost while the log was full")) || bytes.Count(text, []byte("again")) != 2 ||
+		bytes.Count(text, []byte("\n")) != 3 {
 		t.Errorf("log after truncation = %s", text)
 	}
 }

@@ -183,7 +183,8 @@ func TestSocketsAreBounded(t *testing.T) {
 	eventually(t, "the sockets of the ended instance are closed", func() bool { return hoarder.stats().Holdings.Sockets == 0 })
 	require.Equal(t, int64(20), accepted.Load())
 	require.Equal(t, "200 20 peers, then new-socket-limit", hoarder.do("/flood", map[string]string{"X-To": worldIP + ":20000", "X-Data": "x"}))
-	require.Equal(t, "200 32 peers, then new-socket-limit", neighbour.do("/flood", map[string]string{"X-To": worldIP + ":20000", "X-Data": "x"}))
+	require.Equal(t, "200 32 peers, then new-socket-limit",
+		neighbour.do("/flood", map[string]string{"X-To": worldIP + ":20000", "X-Data": "x"}))
 	eventually(t, "the sockets of the ended instance are closed", func() bool { return hoarder.stats().Holdings.Sockets == 0 })
 
 	began := time.Now()

@@ -82,7 +82,8 @@ func newLogger(name, levelName string) (*slog.Logger, error) {
 			return nil, fmt.Errorf("logLevel: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
-	logger := slog.New(slog.NewJSONHandler(&boundedLog{file: os.Stderr, limit: maxLog}, &slog.HandlerOptions{Level: level})).With("worker", name)
+	logger := slog.New(slog.NewJSONHandler(&boundedLog{file: os.Stderr, limit: maxLog}, &slog.HandlerOptions{Level: level})).With("worker",
+		name)
 	slog.SetDefault(logger)
 	return logger, nil
 }
@@ -137,7 +138,8 @@ func dropPrivileges(config workerapi.WorkerConfig, logger *slog.Logger) error {
 	return lockdown.Drop(config.UID, config.GID)
 }
 
-func serve(config workerapi.WorkerConfig, version string, e *engine.Engine, logger *slog.Logger, controlSocket, data *net.UnixListener, ready io.WriteCloser, pid int) error {
+func serve(config workerapi.WorkerConfig, version string, e *engine.Engine, logger *slog.Logger, controlSocket, data *net.UnixListener,
+	ready io.WriteCloser, pid int) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	var server *workerapi.Server

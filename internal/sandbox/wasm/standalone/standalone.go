@@ -114,7 +114,8 @@ func Start(ctx context.Context, c Config, g Guest) (_ *Worker, err error) {
 	if err := s.launch(ctx, c, program); err != nil {
 		return nil, err
 	}
-	load := workerapi.Code{Digest: digest.FromBytes(g.Wasm).String(), Image: workerapi.File{File: compiled}, Quick: quick, Descriptors: g.Descriptors, Services: g.Services}
+	load := workerapi.Code{Digest: digest.FromBytes(g.Wasm).String(), Image: workerapi.File{File: compiled}, Quick: quick,
+		Descriptors: g.Descriptors, Services: g.Services}
 	loaded, err := s.client.Load(ctx, load)
 	if err != nil {
 		return nil, err

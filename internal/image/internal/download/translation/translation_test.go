@@ -116,7 +116,8 @@ func TestFind(t *testing.T) {
 	}
 	e, err = table.Find("any/x", "")
 	check(t, err)
-	if e.Transport.Timeout != 30*time.Second || e.Transport.MaxRedirects != 0 || e.Transport.Proxy != nil || filepath.Base(e.Source) != "30-last.yaml" {
+	if e.Transport.Timeout != 30*time.Second || e.Transport.MaxRedirects != 0 || e.Transport.Proxy != nil ||
+		filepath.Base(e.Source) != "30-last.yaml" {
 		t.Errorf("named transport: got %+v, want 30 s without redirects and proxy, from 30-last.yaml", e)
 	}
 }
@@ -158,7 +159,8 @@ func TestBadFiles(t *testing.T) {
 		"translations:\n- {name: 1, url: 'https://a/'}":                                        "yaml",
 	} {
 		_, err := Load(dirOf(t, map[string]string{"10-bad.yaml": text, "20-good.yaml": virtlet}))
-		if err == nil || !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), word) && word != "yaml" || !strings.Contains(err.Error(), "10-bad.yaml") {
+		if err == nil || !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), word) && word != "yaml" ||
+			!strings.Contains(err.Error(), "10-bad.yaml") {
 			t.Errorf("Load of %.80q: got error %v, want failed precondition with %q", text, err, word)
 		}
 		if err != nil && strings.Contains(err.Error(), "secret") {
@@ -188,8 +190,10 @@ func issue(t testing.TB, name string, ca bool, parent *tls.Certificate) (*tls.Ce
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check(t, err)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, IsCA: ca, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, IsCA: ca,
+		BasicConstraintsValid: true,
+		NotBefore:             time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	signer, signerKey := template, any(key)
@@ -203,7 +207,8 @@ func issue(t testing.TB, name string, ca bool, parent *tls.Certificate) (*tls.Ce
 	raw, err := x509.MarshalPKCS8PrivateKey(key)
 	check(t, err)
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf},
-		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
+		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
+		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
 }
 
 func indent(text string) string {
@@ -220,12 +225,14 @@ func TestTLS(t *testing.T) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.TLS.PeerCertificates[0].Subject.CommonName)
 	}))
-	s.TLS = &tls.Config{Certificates: []tls.Certificate{*server}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, MinVersion: tls.VersionTLS12}
+	s.TLS = &tls.Config{Certificates: []tls.Certificate{*server}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+		MinVersion: tls.VersionTLS12}
 	s.Config.ErrorLog = nil
 	s.StartTLS()
 	defer s.Close()
 	trust := "\n      - cert: |\n         " + strings.ReplaceAll(authorityPEM, "\n", "\n         ")
-	show := "\n      - cert: |\n         " + strings.ReplaceAll(clientPEM, "\n", "\n         ") + "\n        key: |\n         " + strings.ReplaceAll(clientKey, "\n", "\n         ")
+	show := "\n      - cert: |\n         " + strings.ReplaceAll(clientPEM, "\n", "\n         ") + "\n        key: |\n         " +
+		strings.ReplaceAll(clientKey, "\n", "\n         ")
 	for name, c := range map[string]struct {
 		tls  string
 		good bool
@@ -254,7 +261,8 @@ func TestTLS(t *testing.T) {
 	}
 	// Load detects the key of another certificate.
 	_, _, otherKey := issue(t, "other", false, nil)
-	text := fmt.Sprintf("transports:\n  t:\n    tls:\n      certificates:\n      - cert: |\n        %s\n        key: |\n        %s\n", indent(" "+clientPEM), indent(" "+otherKey))
+	text := fmt.Sprintf("transports:\n  t:\n    tls:\n      certificates:\n      - cert: |\n        %s\n        key: |\n        %s\n",
+		indent(" "+clientPEM), indent(" "+otherKey))
 	if _, err := Load(dirOf(t, map[string]string{"a.yaml": text})); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("Load with the key of another certificate: got error %v, want failed precondition", err)
 	}
@@ -284,7 +292,10 @@ func TestRedirectsAndProxy(t *testing.T) {
 			resp.Body.Close()
 		}
 	}
-	down := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, s.URL+"/end", http.StatusFound) }))
+	down := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
+		http.Redirect(w, r, s.URL+"/end", http.StatusFound)
+	}))
 	defer down.Close()
 	if _, err := (Transport{MaxRedirects: 3, TLS: newTLS("", true)}).Client().Get(down.URL); !errors.Is(err, ErrRedirect) {
 		t.Errorf("redirect from https to http: got error %v, want ErrRedirect", err)
@@ -292,7 +303,9 @@ func TestRedirectsAndProxy(t *testing.T) {
 	asked := ""
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { asked = r.URL.String() }))
 	defer proxy.Close()
-	table, err := Load(dirOf(t, map[string]string{"a.yaml": "translations: [{name: a, url: 'http://nowhere.invalid/x'}]\ntransports: {'': {proxy: '" + proxy.URL + "'}}"}))
+	table, err := Load(dirOf(t,
+		map[string]string{"a.yaml": "translations: [{name: a, url: 'http://nowhere.invalid/x'}]\ntransports: {'': {proxy: '" + proxy.URL +
+			"'}}"}))
 	check(t, err)
 	e, err := table.Find("a", "")
 	check(t, err)

@@ -46,7 +46,8 @@ func TestLoadDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, rule := range []string{"profile tripod-default flags=", "deny mount,", "deny @{PROC}/sysrq-trigger rwklx,", "peer=tripod-default,"} {
+	for _, rule := range []string{"profile tripod-default flags=", "deny mount,", "deny @{PROC}/sysrq-trigger rwklx,",
+		"peer=tripod-default,"} {
 		if !strings.Contains(string(text), rule) {
 			t.Errorf("the profile has no %q:\n%s", rule, text)
 		}

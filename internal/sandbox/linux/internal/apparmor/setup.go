@@ -32,7 +32,8 @@ func Setup(ctx context.Context, enabled bool, log *slog.Logger) string {
 
 // Finding reports whether the default profile can be loaded, without loading it.
 func Finding(enabled bool) health.Finding {
-	f := health.Finding{Subject: "AppArmor", OK: true, Detail: "the kernel has none: containers with the default profile have no profile, and other profiles are refused"}
+	f := health.Finding{Subject: "AppArmor", OK: true,
+		Detail: "the kernel has none: containers with the default profile have no profile, and other profiles are refused"}
 	if !enabled {
 		return f
 	}

@@ -65,7 +65,8 @@ func TestApply(t *testing.T) {
 	if err := Apply(filter, "/other", ""); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("Apply to a profile with a listener = %v, want ErrInvalidArgument", err)
 	}
-	open := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActErrno}}}
+	open := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow,
+		Syscalls: []specs.LinuxSyscall{{Names: []string{"mount"}, Action: specs.ActErrno}}}
 	if err := Apply(open, "/run/socket", ""); err != nil || len(open.Syscalls) != 1 || open.Syscalls[0].Action != specs.ActNotify {
 		t.Errorf("Apply to a list of forbidden calls = %v, %+v, want a notification of mount only", err, open.Syscalls)
 	}
@@ -201,10 +202,12 @@ func run(t *testing.T, runtime, dir, socket string) (string, error) {
 			Args: []string{"/forbidden"}, Cwd: "/", NoNewPrivileges: true,
 			Capabilities: &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
 		},
-		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}, {Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid"}}},
+		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid"}}},
 		Linux: &specs.Linux{
 			CgroupsPath: filepath.Join("/", testns.Cgroup(), id),
-			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace}},
+			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+				{Type: specs.MountNamespace}},
 		},
 	}
 	config.Linux.Seccomp = seccomp.DefaultProfile(config)

@@ -67,7 +67,8 @@ var advisories = map[string][]advisory{
 		{cve: "CVE-2019-18837", fixed: []string{"0.10.5"}},
 		{cve: "CVE-2022-27650", fixed: []string{"1.4.4"}, unreached: noInherited},
 		{cve: "CVE-2025-24965", fixed: []string{"1.20"}, unreached: noKrun},
-		{cve: "CVE-2026-30892", since: "1.19", fixed: []string{"1.27"}, unreached: "programs are started by a process file, not by the option --user"},
+		{cve: "CVE-2026-30892", since: "1.19", fixed: []string{"1.27"},
+			unreached: "programs are started by a process file, not by the option --user"},
 		{cve: "CVE-2026-47766", fixed: []string{"1.28"}, unreached: realDev},
 		{cve: "CVE-2026-84042", fixed: []string{"1.30"}, unreached: noKrun},
 		{cve: "CVE-2026-88264", fixed: []string{"1.30"}, unreached: realDev},
@@ -114,7 +115,8 @@ type debianPackage struct {
 func advisoryFinding(line string, pkg *debianPackage) health.Finding {
 	name, v, ok := parseVersion(line)
 	if !ok {
-		return health.Finding{Subject: "known vulnerabilities", Detail: fmt.Sprintf("unknown version %q: it may have published vulnerabilities", line),
+		return health.Finding{Subject: "known vulnerabilities",
+			Detail: fmt.Sprintf("unknown version %q: it may have published vulnerabilities", line),
 			Remedy: "check the security advisories of its maintainers"}
 	}
 	f := health.Finding{Subject: "vulnerabilities of " + name}

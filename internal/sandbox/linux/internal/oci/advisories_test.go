@@ -26,7 +26,8 @@ func TestAdvisories(t *testing.T) {
 	}{
 		"runc version 1.1.5+ds1": {pkg: debian, open: append([]string{"CVE-2024-45310"}, november2025...), patched: []string{"CVE-2024-21626"},
 			unreached: []string{"CVE-2026-41579", "CVE-2026-119101"}, without: []string{"CVE-2023-28642"}},
-		"runc version 1.1.4":      {open: append([]string{"CVE-2023-27561", "CVE-2024-45310"}, november2025...), unreached: []string{"CVE-2024-21626", "CVE-2023-28642"}},
+		"runc version 1.1.4": {open: append([]string{"CVE-2023-27561", "CVE-2024-45310"}, november2025...),
+			unreached: []string{"CVE-2024-21626", "CVE-2023-28642"}},
 		"runc version 1.1.14":     {open: november2025, without: []string{"CVE-2024-45310", "CVE-2024-21626"}},
 		"runc version 1.2.7":      {open: november2025, without: []string{"CVE-2024-45310"}},
 		"runc version 1.2.8":      {ok: true, unreached: []string{"CVE-2026-41579"}, without: november2025},
@@ -37,13 +38,15 @@ func TestAdvisories(t *testing.T) {
 		"runc version 1.3.7":      {ok: true, without: append([]string{"CVE-2026-41579", "CVE-2026-119101"}, november2025...)},
 		"runc version 1.5.3":      {ok: true, without: []string{"CVE-"}},
 		"runc version 1.6.0":      {ok: true, without: []string{"CVE-"}},
-		"runc version 1.0.0-rc92": {open: append([]string{"CVE-2019-5736", "CVE-2021-30465"}, november2025...), without: []string{"CVE-2024-21626"}},
-		"crun version 1.8.1":      {ok: true, unreached: []string{"CVE-2025-24965", "CVE-2026-47766", "CVE-2026-88265", "CVE-2026-115520"}, without: append([]string{"CVE-2026-30892"}, november2025...)},
-		"crun version 1.20":       {ok: true, unreached: []string{"CVE-2026-30892"}, without: []string{"CVE-2025-24965"}},
-		"crun version 0.10.4":     {open: []string{"CVE-2019-18837"}},
-		"crun version 1.30":       {ok: true, unreached: []string{"CVE-2026-115520"}, without: []string{"CVE-2026-88264"}},
-		"crun version nightly":    {},
-		"youki version 0.5.7":     {},
+		"runc version 1.0.0-rc92": {open: append([]string{"CVE-2019-5736", "CVE-2021-30465"}, november2025...),
+			without: []string{"CVE-2024-21626"}},
+		"crun version 1.8.1": {ok: true, unreached: []string{"CVE-2025-24965", "CVE-2026-47766", "CVE-2026-88265", "CVE-2026-115520"},
+			without: append([]string{"CVE-2026-30892"}, november2025...)},
+		"crun version 1.20":    {ok: true, unreached: []string{"CVE-2026-30892"}, without: []string{"CVE-2025-24965"}},
+		"crun version 0.10.4":  {open: []string{"CVE-2019-18837"}},
+		"crun version 1.30":    {ok: true, unreached: []string{"CVE-2026-115520"}, without: []string{"CVE-2026-88264"}},
+		"crun version nightly": {},
+		"youki version 0.5.7":  {},
 	} {
 		f := advisoryFinding(line, want.pkg)
 		if f.OK != want.ok || f.Required || !f.OK && f.Remedy == "" {
@@ -54,7 +57,8 @@ func TestAdvisories(t *testing.T) {
 			what, list, _ := strings.Cut(part, ": ")
 			parts[what] = list
 		}
-		for what, cves := range map[string][]string{"open": want.open, "fixed by the package, according to its changelog": want.patched, "out of reach of containers": want.unreached} {
+		for what, cves := range map[string][]string{"open": want.open, "fixed by the package, according to its changelog": want.patched,
+			"out of reach of containers": want.unreached} {
 			for _, cve := range cves {
 				if !regexp.MustCompile(cve + `\b`).MatchString(parts[what]) {
 					t.Errorf("advisoryFinding(%q): detail %q, want %s listed as %s", line, f.Detail, cve, what)

@@ -71,9 +71,10 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroup.Tree, name string) (Ru
 	}
 	version, _, _ := strings.Cut(string(out), "\n")
 	systemd := g.Driver == cgroup.DriverSystemd
-	rt := Runtime{Path: found, StateDir: cfg.StateDir, Systemd: systemd, Tried: Tried{Version: version}, sealed: seal(found, version), cli: &runc.Runc{
-		Command: found, Root: cfg.StateDir, SystemdCgroup: systemd, Setpgid: true,
-	}}
+	rt := Runtime{Path: found, StateDir: cfg.StateDir, Systemd: systemd, Tried: Tried{Version: version}, sealed: seal(found, version),
+		cli: &runc.Runc{
+			Command: found, Root: cfg.StateDir, SystemdCgroup: systemd, Setpgid: true,
+		}}
 	probed, users, both := rt, errNoUsers, guard.Group{}
 	both.Go(func() error { return probed.try(ctx, cfg, g) })
 	if !cfg.NoUserNamespaces {
@@ -285,7 +286,8 @@ func usersProbeSpec(ns string, ids sandbox.IDRange) *specs.Spec {
 	s.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: ids.First, Size: ids.Length}}
 	s.Linux.GIDMappings = s.Linux.UIDMappings
 	s.Linux.Namespaces = []specs.LinuxNamespace{
-		{Type: specs.UserNamespace, Path: ns + "user"}, {Type: specs.NetworkNamespace, Path: ns + "net"}, {Type: specs.IPCNamespace, Path: ns + "ipc"},
+		{Type: specs.UserNamespace, Path: ns + "user"}, {Type: specs.NetworkNamespace, Path: ns + "net"},
+		{Type: specs.IPCNamespace, Path: ns + "ipc"},
 		{Type: specs.UTSNamespace, Path: ns + "uts"}, {Type: specs.PIDNamespace}, {Type: specs.MountNamespace},
 	}
 	return s

@@ -91,9 +91,12 @@ func TestContainerLabels(t *testing.T) {
 	}{
 		"none":  {nil, pod},
 		"empty": {&runtimeapi.SELinuxOption{}, pod},
-		"level": {&runtimeapi.SELinuxOption{Level: "s0"}, selinux.Labels{Process: "system_u:system_r:container_t:s0", Mount: "system_u:object_r:container_file_t:s0"}},
-		"range": {&runtimeapi.SELinuxOption{Level: "s0-s0:c0.c1023"}, selinux.Labels{Process: "system_u:system_r:container_t:s0-s0:c0.c1023", Mount: "system_u:object_r:container_file_t:s0-s0:c0.c1023"}},
-		"type":  {&runtimeapi.SELinuxOption{Type: "svirt_lxc_net_t"}, selinux.Labels{Process: "system_u:system_r:svirt_lxc_net_t:s0:c0,c1", Mount: pod.Mount}},
+		"level": {&runtimeapi.SELinuxOption{Level: "s0"},
+			selinux.Labels{Process: "system_u:system_r:container_t:s0", Mount: "system_u:object_r:container_file_t:s0"}},
+		"range": {&runtimeapi.SELinuxOption{Level: "s0-s0:c0.c1023"},
+			selinux.Labels{Process: "system_u:system_r:container_t:s0-s0:c0.c1023", Mount: "system_u:object_r:container_file_t:s0-s0:c0.c1023"}},
+		"type": {&runtimeapi.SELinuxOption{Type: "svirt_lxc_net_t"},
+			selinux.Labels{Process: "system_u:system_r:svirt_lxc_net_t:s0:c0,c1", Mount: pod.Mount}},
 		"all": {
 			&runtimeapi.SELinuxOption{User: "u", Role: "r", Type: "svirt_lxc_net_t", Level: "s0:c4,c5"},
 			selinux.Labels{Process: "u:r:svirt_lxc_net_t:s0:c4,c5", Mount: "u:object_r:container_file_t:s0:c4,c5"},
@@ -136,7 +139,8 @@ func TestNoSELinux(t *testing.T) {
 }
 
 func TestMountOptionQuotesCommas(t *testing.T) {
-	assert.Equal(t, `context="system_u:object_r:container_file_t:s0:c1,c2"`, selinux.Kernel{}.MountOption("system_u:object_r:container_file_t:s0:c1,c2"))
+	assert.Equal(t, `context="system_u:object_r:container_file_t:s0:c1,c2"`,
+		selinux.Kernel{}.MountOption("system_u:object_r:container_file_t:s0:c1,c2"))
 }
 
 // Without SELinux, the kernel stores this extended attribute without checking it.

@@ -158,7 +158,8 @@ func checkRuntime(l *nri.LinuxContainerAdjustment, known Runtime) error {
 		"net_devices":   len(l.GetNetDevices()) > 0 && !known.NetDevice,
 	} {
 		if missing {
-			return unsupported("adjustment.linux."+field, "the OCI runtime does not say that it knows this (its command \"features\"); use a later one")
+			return unsupported("adjustment.linux."+field,
+				"the OCI runtime does not say that it knows this (its command \"features\"); use a later one")
 		}
 	}
 	return nil

@@ -55,7 +55,8 @@ func TestAdjust(t *testing.T) {
 	text := string(raw)
 	for _, want := range []string{
 		`"note":"1"`, `"OLD=new"`, `"KEPT=y"`, `"A=b"`, `"args":["prog"]`, `"destination":"/dst"`, `"path":"/dev/x"`,
-		`"allow":true,"type":"c","major":10,"minor":20`, `"prestart":[{"path":"/1"`, `"createRuntime":[{"path":"/2"`, `"createContainer":[{"path":"/3"`,
+		`"allow":true,"type":"c","major":10,"minor":20`, `"prestart":[{"path":"/1"`, `"createRuntime":[{"path":"/2"`,
+		`"createContainer":[{"path":"/3"`,
 		`"startContainer":[{"path":"/4"`, `"poststart":[{"path":"/5"`, `"poststop":[{"path":"/6"`, `"RLIMIT_CORE","hard":9,"soft":8`,
 		`"sysctl":{"net.x":"1"}`, `"oomScoreAdj":77`, `"ioPriority":{"class":"IOPRIO_CLASS_BE","priority":3}`, `"policy":"SCHED_BATCH"`,
 		`"defaultAction":"SCMP_ACT_ERRNO"`, `"type":"network","path":"/ns"`, `"closID":"gold"`, `"pids":{"limit":5}`, `"reservation":6`,

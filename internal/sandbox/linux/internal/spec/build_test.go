@@ -55,7 +55,8 @@ func TestBuildGolden(t *testing.T) {
 			}
 			sc := c.Linux.SecurityContext
 			sc.RunAsUser, sc.RunAsGroup, sc.SupplementalGroups = int64Value(1000), int64Value(2000), []int64{3000, 2500}
-			sc.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"CAP_CHOWN"}, AddAmbientCapabilities: []string{"net_bind_service"}}
+			sc.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"CAP_CHOWN"},
+				AddAmbientCapabilities: []string{"net_bind_service"}}
 			sc.ReadonlyRootfs, sc.NoNewPrivs = true, true
 			sc.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
 			c.StopSignal = runtimeapi.Signal_SIGNAL_SIGQUIT
@@ -67,7 +68,8 @@ func TestBuildGolden(t *testing.T) {
 			}
 		},
 		"host-namespaces": func(in *Input, _ *Host) {
-			node := &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_NODE, Ipc: runtimeapi.NamespaceMode_NODE}
+			node := &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_NODE,
+				Ipc: runtimeapi.NamespaceMode_NODE}
 			in.Pod.Config.Linux.SecurityContext.NamespaceOptions = node
 			in.Pod.Config.Hostname = ""
 		},
@@ -191,7 +193,8 @@ func TestMissingPathsAreOurFault(t *testing.T) {
 			in.ShmPath = ""
 		},
 		"sha256:beef": func(in *Input) {
-			in.Container.Config.Mounts = []*runtimeapi.Mount{{ContainerPath: "/i", Readonly: true, Image: &runtimeapi.ImageSpec{Image: "sha256:beef"}}}
+			in.Container.Config.Mounts = []*runtimeapi.Mount{{ContainerPath: "/i", Readonly: true,
+				Image: &runtimeapi.ImageSpec{Image: "sha256:beef"}}}
 		},
 	} {
 		in := testInput(t)

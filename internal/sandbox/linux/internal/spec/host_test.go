@@ -30,8 +30,9 @@ func TestProbeV1(t *testing.T) {
 		"sys/fs/cgroup/memory/cgroup.procs": "", "sys/fs/cgroup/memory/memory.memsw.limit_in_bytes": "",
 		"sys/fs/cgroup/cpu,cpuacct/cgroup.procs": "", "sys/fs/cgroup/systemd/cgroup.procs": "",
 		"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "", "sys/fs/cgroup/unified/cgroup.procs": "", "sys/fs/cgroup/unified/cgroup.controllers": "hugetlb",
-		"sys/kernel/mm/hugepages/hugepages-1048576kB/x": "", "sys/kernel/mm/hugepages/hugepages-2048kB/x": "", "sys/kernel/mm/hugepages/hugepages-64kB/x": "",
-		"sys/module/apparmor/parameters/enabled": "Y\n", "sys/fs/selinux/enforce": "1",
+		"sys/kernel/mm/hugepages/hugepages-1048576kB/x": "", "sys/kernel/mm/hugepages/hugepages-2048kB/x": "",
+		"sys/kernel/mm/hugepages/hugepages-64kB/x": "",
+		"sys/module/apparmor/parameters/enabled":   "Y\n", "sys/fs/selinux/enforce": "1",
 	}))
 	require.NoError(t, err)
 	assert.False(t, h.CgroupV2)

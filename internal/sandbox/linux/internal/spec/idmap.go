@@ -28,11 +28,13 @@ func checkMapped(u specs.User, m *sandbox.IDMap) error {
 		return nil
 	}
 	if u.UID >= m.Users.Length {
-		return invalid("linux.security_context.run_as_user", "user %d is not in the pod's user namespace, which has %d users", u.UID, m.Users.Length)
+		return invalid("linux.security_context.run_as_user", "user %d is not in the pod's user namespace, which has %d users", u.UID,
+			m.Users.Length)
 	}
 	for _, gid := range append([]uint32{u.GID}, u.AdditionalGids...) {
 		if gid >= m.Groups.Length {
-			return invalid("linux.security_context.supplemental_groups", "group %d is not in the pod's user namespace, which has %d groups", gid, m.Groups.Length)
+			return invalid("linux.security_context.supplemental_groups", "group %d is not in the pod's user namespace, which has %d groups", gid,
+				m.Groups.Length)
 		}
 	}
 	return nil

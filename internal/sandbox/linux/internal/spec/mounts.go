@@ -44,7 +44,8 @@ func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	mounts := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts",
+			Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
 		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
 		shm,
 		sysfs(in, m, kernel),
@@ -82,14 +83,16 @@ func sharedMemory(in Input, m Modes) (specs.Mount, error) {
 	source := in.ShmPath
 	switch m.IPC {
 	case runtimeapi.NamespaceMode_CONTAINER:
-		return specs.Mount{Destination: dest, Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}}, nil
+		return specs.Mount{Destination: dest, Type: "tmpfs", Source: "shm",
+			Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}}, nil
 	case runtimeapi.NamespaceMode_NODE:
 		source = dest
 	}
 	if source == "" {
 		return specs.Mount{}, fmt.Errorf("container %s: the path of the pod's /dev/shm was not given", in.Container.ID)
 	}
-	return specs.Mount{Destination: dest, Type: "bind", Source: source, Options: []string{"rbind", "rprivate", "rw", "nosuid", "noexec", "nodev"}}, nil
+	return specs.Mount{Destination: dest, Type: "bind", Source: source,
+		Options: []string{"rbind", "rprivate", "rw", "nosuid", "noexec", "nodev"}}, nil
 }
 
 // checkMounts rejects invalid mounts without reading the host's files.

@@ -44,9 +44,12 @@ func TestMountsRefused(t *testing.T) {
 		{fullHost(), &runtimeapi.Mount{ContainerPath: "/a", Image: image, Readonly: true, Propagation: slave}, errInvalid, "propagation"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", Propagation: 7}, errInvalid, "propagation"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true}, errInvalid, "recursive_read_only"},
-		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true, Propagation: slave}, errInvalid, "recursive_read_only"},
-		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true, Propagation: bidirect}, errInvalid, "recursive_read_only"},
-		{noRRO, &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true}, errUnsupported, "recursive_read_only"},
+		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true, Propagation: slave},
+			errInvalid, "recursive_read_only"},
+		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true, Propagation: bidirect},
+			errInvalid, "recursive_read_only"},
+		{noRRO, &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true}, errUnsupported,
+			"recursive_read_only"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", UidMappings: mapping}, errInvalid, "uidMappings"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", GidMappings: mapping}, errInvalid, "uidMappings"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", MountOptions: []string{"exec"}}, errInvalid, "mount_options"},
@@ -193,11 +196,12 @@ func TestJoinMounts(t *testing.T) {
 	}
 	defaults := at("/proc", "/dev", "/dev/pts", "/dev/shm", "/sys", "/sys/fs/cgroup", "/etc/hosts")
 	for name, c := range map[string]struct{ requested, want []specs.Mount }{
-		"none":               {nil, at("/proc", "/dev", "/sys", "/dev/pts", "/dev/shm", "/etc/hosts", "/sys/fs/cgroup")},
-		"deep before parent": {at("/a/b/c", "/a"), at("/proc", "/dev", "/sys", "/a", "/dev/pts", "/dev/shm", "/etc/hosts", "/sys/fs/cgroup", "/a/b/c")},
-		"replace":            {at("/dev/shm", "/etc/hosts"), at("/proc", "/dev", "/sys", "/dev/pts", "/dev/shm", "/etc/hosts", "/sys/fs/cgroup")},
-		"whole /dev, /sys":   {at("/sys", "/dev"), at("/proc", "/sys", "/dev", "/etc/hosts")},
-		"/etc keeps hosts":   {at("/etc"), at("/proc", "/dev", "/sys", "/etc", "/dev/pts", "/dev/shm", "/etc/hosts", "/sys/fs/cgroup")},
+		"none": {nil, at("/proc", "/dev", "/sys", "/dev/pts", "/dev/shm", "/etc/hosts", "/sys/fs/cgroup")},
+		"deep before parent": {at("/a/b/c", "/a"),
+			at("/proc", "/dev", "/sys", "/a", "/dev/pts", "/dev/shm", "/etc/hosts", "/sys/fs/cgroup", "/a/b/c")},
+		"replace":          {at("/dev/shm", "/etc/hosts"), at("/proc", "/dev", "/sys", "/dev/pts", "/dev/shm", "/etc/hosts", "/sys/fs/cgroup")},
+		"whole /dev, /sys": {at("/sys", "/dev"), at("/proc", "/sys", "/dev", "/etc/hosts")},
+		"/etc keeps hosts": {at("/etc"), at("/proc", "/dev", "/sys", "/etc", "/dev/pts", "/dev/shm", "/etc/hosts", "/sys/fs/cgroup")},
 	} {
 		assert.Equal(t, c.want, joinMounts(defaults, c.requested), name)
 	}

@@ -140,7 +140,8 @@ func realInput(t *testing.T, actions ...string) Input {
 	in.Net, in.IPC, in.UTS = fmt.Sprintf("/proc/%d/ns/net", pid), fmt.Sprintf("/proc/%d/ns/ipc", pid), fmt.Sprintf("/proc/%d/ns/uts", pid)
 	in.ShmPath = t.TempDir()
 	files := t.TempDir()
-	in.ResolvConf, in.Hosts, in.HostnameFile = filepath.Join(files, "resolv.conf"), filepath.Join(files, "hosts"), filepath.Join(files, "hostname")
+	in.ResolvConf, in.Hosts, in.HostnameFile = filepath.Join(files, "resolv.conf"), filepath.Join(files, "hosts"),
+		filepath.Join(files, "hostname")
 	writeFile(t, in.ResolvConf, "nameserver 192.0.2.1\n")
 	writeFile(t, in.Hosts, "pod's\n")
 	writeFile(t, in.HostnameFile, "web-0\n")

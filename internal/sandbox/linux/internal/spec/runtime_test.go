@@ -20,7 +20,8 @@ func TestRuntimesPlain(t *testing.T) {
 	onBoth(t, h, func(t *testing.T) Input {
 		in := realInput(t, "read:/proc/interrupts", "list:/sys/firmware", "write:/proc/sys/kernel/msgmax", "write:/sys/x",
 			"read:/etc/hosts", "read:/etc/hostname", "read:/etc/resolv.conf", "write:/tmpfile", "write:/dev/shm/x",
-			"stat:/dev/kvm", "stat:/dev/null", "open:/dev/mine", "pid:", "sethostname:x", "unshare:", "list:/sys/fs/cgroup", "write:/sys/fs/cgroup/memory/memory.limit_in_bytes")
+			"stat:/dev/kvm", "stat:/dev/null", "open:/dev/mine", "pid:", "sethostname:x", "unshare:", "list:/sys/fs/cgroup",
+			"write:/sys/fs/cgroup/memory/memory.limit_in_bytes")
 		c := in.Container.Config
 		c.WorkingDir = "/made/for/me"
 		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/zero", ContainerPath: "/dev/mine", Permissions: "r"}}
@@ -44,7 +45,8 @@ func TestRuntimesPlain(t *testing.T) {
 		assert.Equal(t, "0", r.Status["Seccomp"], "a request without a profile is unconfined")
 		assert.Equal(t, "0", r.Status["NoNewPrivs"])
 		succeeded(t, r, "write:/tmpfile", "write:/dev/shm/x", "stat:/dev/null", "open:/dev/mine", "read:/etc/resolv.conf", "list:/sys/fs/cgroup")
-		failed(t, r, "write:/proc/sys/kernel/msgmax", "write:/sys/x", "stat:/dev/kvm", "sethostname:x", "unshare:", "write:/sys/fs/cgroup/memory/memory.limit_in_bytes")
+		failed(t, r, "write:/proc/sys/kernel/msgmax", "write:/sys/x", "stat:/dev/kvm", "sethostname:x", "unshare:",
+			"write:/sys/fs/cgroup/memory/memory.limit_in_bytes")
 	})
 }
 
@@ -110,7 +112,8 @@ func TestRuntimesSeccomp(t *testing.T) {
 func TestRuntimesPrivileged(t *testing.T) {
 	h := realHost(t)
 	onBoth(t, h, func(t *testing.T) Input {
-		in := realInput(t, "mount:/mnt", "unshare:", "stat:/dev/loop0", "open:/dev/loop0", "read:/proc/interrupts", "sethostname:x", "stat:/dev/pts/ptmx")
+		in := realInput(t, "mount:/mnt", "unshare:", "stat:/dev/loop0", "open:/dev/loop0", "read:/proc/interrupts", "sethostname:x",
+			"stat:/dev/pts/ptmx")
 		require.NoError(t, os.MkdirAll(filepath.Join(in.Rootfs, "mnt"), 0o755))
 		in.Pod.Config.Linux.SecurityContext.Privileged = true
 		in.Container.Config.Linux.SecurityContext.Privileged = true
@@ -123,7 +126,8 @@ func TestRuntimesPrivileged(t *testing.T) {
 		assert.Equal(t, "0", r.Status["Seccomp"])
 		assert.NotEmpty(t, r.Did["read:/proc/interrupts"], "not masked")
 		assert.Contains(t, r.Mounts["/sys"], "rw")
-		succeeded(t, r, "mount:/mnt", "unshare:", "stat:/dev/loop0", "open:/dev/loop0", "read:/proc/interrupts", "sethostname:x", "stat:/dev/pts/ptmx")
+		succeeded(t, r, "mount:/mnt", "unshare:", "stat:/dev/loop0", "open:/dev/loop0", "read:/proc/interrupts", "sethostname:x",
+			"stat:/dev/pts/ptmx")
 	})
 }
 
@@ -193,7 +197,8 @@ func TestRuntimesPropagation(t *testing.T) {
 				t.Cleanup(func() { _ = unix.Unmount(filepath.Join(from, "from-inside"), unix.MNT_DETACH) })
 				in.Pod.Config.Linux.SecurityContext.Privileged = true
 				in.Container.Config.Linux.SecurityContext.Privileged = true
-				in.Container.Config.Mounts = append(in.Container.Config.Mounts, &runtimeapi.Mount{HostPath: from, ContainerPath: "/vol", Propagation: mode})
+				in.Container.Config.Mounts = append(in.Container.Config.Mounts,
+					&runtimeapi.Mount{HostPath: from, ContainerPath: "/vol", Propagation: mode})
 				return in
 			}, func(t *testing.T, r report) {
 				succeeded(t, r, "mount:/vol/from-inside")
@@ -213,7 +218,8 @@ func TestRuntimesHostNamespaces(t *testing.T) {
 	links := []string{"link:/proc/self/ns/net", "link:/proc/self/ns/ipc", "link:/proc/self/ns/uts", "link:/proc/self/ns/pid"}
 	onBoth(t, realHost(t), func(t *testing.T) Input {
 		in := realInput(t, links...)
-		node := &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_NODE, Ipc: runtimeapi.NamespaceMode_NODE}
+		node := &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_NODE,
+			Ipc: runtimeapi.NamespaceMode_NODE}
 		in.Pod.Config.Linux.SecurityContext.NamespaceOptions = node
 		in.Container.Config.Linux.SecurityContext.NamespaceOptions = node
 		return in

@@ -26,14 +26,18 @@ func TestCapabilities(t *testing.T) {
 		exactly []string
 		ambient []string
 	}{
-		"default":         {exactly: defaultCapabilities},
-		"add":             {asked: &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN", "cap_net_admin"}}, exactly: all},
-		"add ALL":         {asked: &runtimeapi.Capability{AddCapabilities: []string{"all"}}, exactly: all},
-		"add ALL, drop 1": {asked: &runtimeapi.Capability{AddCapabilities: []string{"ALL"}, DropCapabilities: []string{"SYS_ADMIN"}}, has: []string{"CAP_NET_ADMIN"}, hasNot: []string{"CAP_SYS_ADMIN"}},
-		"drop ALL":        {asked: &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}, exactly: []string{}},
-		"drop ALL, add 1": {asked: &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, DropCapabilities: []string{"ALL"}}, exactly: []string{"CAP_CHOWN"}},
-		"drop wins":       {asked: &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, DropCapabilities: []string{"CHOWN"}}, hasNot: []string{"CAP_CHOWN"}},
-		"ambient":         {asked: &runtimeapi.Capability{AddAmbientCapabilities: []string{"NET_ADMIN"}}, has: []string{"CAP_NET_ADMIN", "CAP_CHOWN"}, ambient: []string{"CAP_NET_ADMIN"}},
+		"default": {exactly: defaultCapabilities},
+		"add":     {asked: &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN", "cap_net_admin"}}, exactly: all},
+		"add ALL": {asked: &runtimeapi.Capability{AddCapabilities: []string{"all"}}, exactly: all},
+		"add ALL, drop 1": {asked: &runtimeapi.Capability{AddCapabilities: []string{"ALL"}, DropCapabilities: []string{"SYS_ADMIN"}},
+			has: []string{"CAP_NET_ADMIN"}, hasNot: []string{"CAP_SYS_ADMIN"}},
+		"drop ALL": {asked: &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}, exactly: []string{}},
+		"drop ALL, add 1": {asked: &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, DropCapabilities: []string{"ALL"}},
+			exactly: []string{"CAP_CHOWN"}},
+		"drop wins": {asked: &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, DropCapabilities: []string{"CHOWN"}},
+			hasNot: []string{"CAP_CHOWN"}},
+		"ambient": {asked: &runtimeapi.Capability{AddAmbientCapabilities: []string{"NET_ADMIN"}},
+			has: []string{"CAP_NET_ADMIN", "CAP_CHOWN"}, ambient: []string{"CAP_NET_ADMIN"}},
 		"ambient, dropped": {
 			asked:  &runtimeapi.Capability{AddAmbientCapabilities: []string{"NET_ADMIN"}, DropCapabilities: []string{"NET_ADMIN"}},
 			hasNot: []string{"CAP_NET_ADMIN"},
@@ -84,13 +88,14 @@ func TestSeccomp(t *testing.T) {
 		sc   *runtimeapi.LinuxContainerSecurityContext
 		want specs.LinuxSeccompAction // the default action; "" means no filter
 	}{
-		"no profile":              {sc: nil},
-		"unconfined":              {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: unconfined, SeccompProfilePath: profileDefault}},
-		"runtime default":         {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: runtimeDefault}, want: specs.ActErrno},
-		"localhost":               {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: localhostProfile(good)}, want: specs.ActAllow},
-		"deprecated default":      {sc: &runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: profileDefault}, want: specs.ActErrno},
-		"deprecated unconfined":   {sc: &runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: profileUnconfined}},
-		"deprecated localhost":    {sc: &runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: profileLocalhost + good}, want: specs.ActAllow},
+		"no profile":            {sc: nil},
+		"unconfined":            {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: unconfined, SeccompProfilePath: profileDefault}},
+		"runtime default":       {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: runtimeDefault}, want: specs.ActErrno},
+		"localhost":             {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: localhostProfile(good)}, want: specs.ActAllow},
+		"deprecated default":    {sc: &runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: profileDefault}, want: specs.ActErrno},
+		"deprecated unconfined": {sc: &runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: profileUnconfined}},
+		"deprecated localhost": {sc: &runtimeapi.LinuxContainerSecurityContext{SeccompProfilePath: profileLocalhost + good},
+			want: specs.ActAllow},
 		"privileged ignores even": {sc: &runtimeapi.LinuxContainerSecurityContext{Privileged: true, Seccomp: localhostProfile("junk")}},
 	} {
 		s := &specs.Spec{Process: &specs.Process{Capabilities: capabilitySets(defaultCapabilities, nil)}, Linux: &specs.Linux{}}
@@ -165,7 +170,8 @@ func TestAppArmor(t *testing.T) {
 		profile    *runtimeapi.SecurityProfile
 		deprecated string
 	}{
-		"tripod-default": {}, "unconfined": {unconfined, "localhost/mine"}, "mine": {localhostProfile("mine"), "unconfined"}, "prefixed": {localhostProfile("localhost/prefixed"), ""},
+		"tripod-default": {}, "unconfined": {unconfined, "localhost/mine"}, "mine": {localhostProfile("mine"), "unconfined"},
+		"prefixed": {localhostProfile("localhost/prefixed"), ""},
 	} {
 		in := testInput(t)
 		sc := in.Container.Config.Linux.SecurityContext
@@ -201,7 +207,8 @@ func TestMaskedPaths(t *testing.T) {
 	assert.Empty(t, masked)
 	assert.Empty(t, readonly)
 	requireRefused(t, checkMaskedPaths(&runtimeapi.LinuxContainerSecurityContext{MaskedPaths: []string{"bin"}}), errInvalid, "masked_paths")
-	requireRefused(t, checkMaskedPaths(&runtimeapi.LinuxContainerSecurityContext{ReadonlyPaths: []string{"/a\x00"}}), errInvalid, "readonly_paths")
+	requireRefused(t, checkMaskedPaths(&runtimeapi.LinuxContainerSecurityContext{ReadonlyPaths: []string{"/a\x00"}}), errInvalid,
+		"readonly_paths")
 }
 
 // TestSysctls tests fault C3.
@@ -233,7 +240,8 @@ func TestSysctls(t *testing.T) {
 	_, err = Sysctls(pod)
 	requireRefused(t, err, errInvalid, "twice")
 
-	pod.Config.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Ipc: runtimeapi.NamespaceMode_NODE}
+	pod.Config.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE,
+		Ipc: runtimeapi.NamespaceMode_NODE}
 	for _, name := range []string{"net.ipv4.ip_forward", "kernel.sem", "fs.mqueue.msg_max"} {
 		pod.Config.Linux.Sysctls = map[string]string{name: "1"}
 		_, err := Sysctls(pod)

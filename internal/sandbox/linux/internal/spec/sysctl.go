@@ -33,7 +33,8 @@ func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 		}
 		switch {
 		case len(segments) < 2, !namespacedNet(segments) && !namespacedIPC(segments):
-			return nil, invalid(field, "%q is not on the list of namespaced parameters (kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.*, net.*)", name)
+			return nil, invalid(field, "%q is not on the list of namespaced parameters (kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.*, net.*)",
+				name)
 		case namespacedNet(segments) && ns.GetNetwork() == runtimeapi.NamespaceMode_NODE:
 			return nil, invalid(field, "%q would change the node: the pod is on the host network", name)
 		case namespacedIPC(segments) && ns.GetIpc() == runtimeapi.NamespaceMode_NODE:

@@ -57,13 +57,15 @@ func validatePod(p *sandbox.Pod, h Host) error {
 	if err := checkRunAs(sc); err != nil {
 		return err
 	}
-	if parent := cfg.GetLinux().GetCgroupParent(); strings.Contains(parent, "\x00") || parent != "" && !filepath.IsLocal(strings.TrimLeft(parent, "/")) && parent != "/" {
+	if parent := cfg.GetLinux().GetCgroupParent(); strings.Contains(parent, "\x00") ||
+		parent != "" && !filepath.IsLocal(strings.TrimLeft(parent, "/")) && parent != "/" {
 		return invalid("linux.cgroup_parent", "%q is not the path of a cgroup", parent)
 	}
 	if err := checkPodNamespaces(sc.GetNamespaceOptions(), h); err != nil {
 		return err
 	}
-	if _, err := checkSeccomp(sc.GetSeccomp(), sc.GetSeccompProfilePath(), h); err != nil { //nolint:staticcheck // older kubelets send the path
+	path := sc.GetSeccompProfilePath() //nolint:staticcheck // older kubelets send it
+	if _, err := checkSeccomp(sc.GetSeccomp(), path, h); err != nil {
 		return err
 	}
 	if _, err := checkAppArmor(sc.GetApparmor(), "", h); err != nil {
@@ -126,10 +128,12 @@ func validateSecurity(p *sandbox.Pod, sc *runtimeapi.LinuxContainerSecurityConte
 	if _, err := capabilities(sc, h); err != nil {
 		return err
 	}
-	if _, err := checkSeccomp(sc.GetSeccomp(), sc.GetSeccompProfilePath(), h); err != nil { //nolint:staticcheck // older kubelets send the path
+	path := sc.GetSeccompProfilePath() //nolint:staticcheck // older kubelets send it
+	if _, err := checkSeccomp(sc.GetSeccomp(), path, h); err != nil {
 		return err
 	}
-	if _, err := checkAppArmor(sc.GetApparmor(), sc.GetApparmorProfile(), h); err != nil { //nolint:staticcheck // older kubelets send the string
+	profile := sc.GetApparmorProfile() //nolint:staticcheck // older kubelets send it
+	if _, err := checkAppArmor(sc.GetApparmor(), profile, h); err != nil {
 		return err
 	}
 	return checkSELinux(sc.GetSelinuxOptions(), h)

@@ -108,7 +108,8 @@ func (a *Authority) read() error {
 	}
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return fmt.Errorf("%s and %s are not a key pair (%w); remove both files to create a new authority: %w", a.CertFile(), a.keyFile(), err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s and %s are not a key pair (%w); remove both files to create a new authority: %w", a.CertFile(), a.keyFile(), err,
+			errdefs.ErrFailedPrecondition)
 	}
 	signer, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
 	if !ok || !pair.Leaf.IsCA {

@@ -263,7 +263,8 @@ func (c *Cache) fly(ctx context.Context, engine string, f *flight, component Sou
 	}
 	if f.code != nil {
 		result.Took = time.Since(began)
-		c.log.Info("compiled code taken from the image", "component", f.id.digest, "image", component.ImageID, "key", result.Key, "took", result.Took)
+		c.log.Info("compiled code taken from the image", "component", f.id.digest, "image", component.ImageID, "key", result.Key, "took",
+			result.Took)
 		c.land(ctx, f, result)
 		return
 	}

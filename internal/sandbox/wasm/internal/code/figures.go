@@ -17,12 +17,14 @@ type figures struct {
 var (
 	queuedDesc = prometheus.NewDesc("tripod_component_compilations_queued",
 		"Components that wait for their compilation, by what wants them: pod, pull, or background (images that were stored before the daemon started).", []string{"priority"}, nil)
-	runningDesc = prometheus.NewDesc("tripod_component_compilations_running", "Components that are being compiled, by what wants them.", []string{"priority"}, nil)
+	runningDesc = prometheus.NewDesc("tripod_component_compilations_running", "Components that are being compiled, by what wants them.",
+		[]string{"priority"}, nil)
 )
 
 func newFigures(q *queue) figures {
 	return figures{queue: q, duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "tripod_component_compile_duration_seconds", Help: "Duration of compilations without their time in the queue, by result: compiled, failed or cancelled, and by code: quick (with which a pod can begin) or optimised.",
+		Name:    "tripod_component_compile_duration_seconds",
+		Help:    "Duration of compilations without their time in the queue, by result: compiled, failed or cancelled, and by code: quick (with which a pod can begin) or optimised.",
 		Buckets: []float64{0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120},
 	}, []string{"result", "code"})}
 }

@@ -212,7 +212,8 @@ func (l *layers) verify(ctx context.Context, engine string, component Source) (*
 		if component.trust.err != nil {
 			return nil, component.trust.err
 		}
-		return nil, &codelayer.Refusal{Reason: codelayer.ReasonPolicy, Detail: "the node accepts no code from the image's repository (wasm.compiled_layer)"}
+		return nil, &codelayer.Refusal{Reason: codelayer.ReasonPolicy,
+			Detail: "the node accepts no code from the image's repository (wasm.compiled_layer)"}
 	}
 	envelope, err := component.ReadEnvelope(ctx, component.images)
 	if err != nil {
@@ -278,7 +279,8 @@ func (l *layers) record(ctx context.Context, component Source, err error) {
 	defer l.mu.Unlock()
 	if delete(l.refusals, id); err != nil {
 		l.refusals[id] = err.Error()
-		l.Logger.Log(ctx, level, "compiled code in the image is not used", "component", id.digest, "image", component.ImageID, "reason", result, "err", err)
+		l.Logger.Log(ctx, level, "compiled code in the image is not used", "component", id.digest, "image", component.ImageID, "reason", result,
+			"err", err)
 	}
 }
 

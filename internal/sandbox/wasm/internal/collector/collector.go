@@ -53,26 +53,30 @@ func gauge(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	containersOf  = gauge("containers", "Running containers of the component.")
-	instancesOf   = gauge("instances", "Live instances of the component.")
-	memoryOf      = gauge("memory_bytes", "Linear memory and tables of the component's live instances.")
-	cpuOf         = gauge("cpu_seconds_total", "CPU time used by the component's guests.")
-	throttledOf   = gauge("throttled_seconds_total", "Time that guests have waited for CPU quota.")
-	endedOf       = gauge("guests_ended_total", "Guests that were killed, by cause: trap, deadline, memory.", "cause")
-	droppedOf     = gauge("log_dropped_bytes_total", "Output that could not be written to the container's log.")
-	lostOf        = gauge("channel_dropped_messages_total", "Messages of the component's channels that were dropped because the daemon was absent or the component did not read them.")
+	containersOf = gauge("containers", "Running containers of the component.")
+	instancesOf  = gauge("instances", "Live instances of the component.")
+	memoryOf     = gauge("memory_bytes", "Linear memory and tables of the component's live instances.")
+	cpuOf        = gauge("cpu_seconds_total", "CPU time used by the component's guests.")
+	throttledOf  = gauge("throttled_seconds_total", "Time that guests have waited for CPU quota.")
+	endedOf      = gauge("guests_ended_total", "Guests that were killed, by cause: trap, deadline, memory.", "cause")
+	droppedOf    = gauge("log_dropped_bytes_total", "Output that could not be written to the container's log.")
+	lostOf       = gauge("channel_dropped_messages_total",
+		"Messages of the component's channels that were dropped because the daemon was absent or the component did not read them.")
 	connectionsOf = gauge("connections", "Open connections of clients.")
-	rejectedOf    = gauge("connections_rejected_total", "Connections that were refused (max, peer, files), closed for a new connection (displaced) or closed because they sent no request in time (expired).", "reason")
-	inFlightOf    = gauge("requests_in_flight", "Requests in progress.", "method")
-	requestsOf    = gauge("requests_total", "Requests answered, by gRPC method and code. For plain HTTP, the method is HTTP and the code is the status.", "method", "code")
-	durationOf    = gauge("request_duration_seconds", "Duration of requests, to the last byte of the response.", "method")
-	receivedOf    = gauge("received_bytes_total", "Bytes of request messages.", "method")
-	sentOf        = gauge("sent_bytes_total", "Bytes of response messages.", "method")
+	rejectedOf    = gauge("connections_rejected_total",
+		"Connections that were refused (max, peer, files), closed for a new connection (displaced) or closed because they sent no request in time (expired).", "reason")
+	inFlightOf = gauge("requests_in_flight", "Requests in progress.", "method")
+	requestsOf = gauge("requests_total",
+		"Requests answered, by gRPC method and code. For plain HTTP, the method is HTTP and the code is the status.", "method", "code")
+	durationOf = gauge("request_duration_seconds", "Duration of requests, to the last byte of the response.", "method")
+	receivedOf = gauge("received_bytes_total", "Bytes of request messages.", "method")
+	sentOf     = gauge("sent_bytes_total", "Bytes of response messages.", "method")
 )
 
 // Describe implements prometheus.Collector.
 func (c *Components) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{containersOf, instancesOf, memoryOf, cpuOf, throttledOf, endedOf, droppedOf, lostOf, connectionsOf, rejectedOf, inFlightOf, requestsOf, durationOf, receivedOf, sentOf} {
+	for _, d := range []*prometheus.Desc{containersOf, instancesOf, memoryOf, cpuOf, throttledOf, endedOf, droppedOf, lostOf, connectionsOf,
+		rejectedOf, inFlightOf, requestsOf, durationOf, receivedOf, sentOf} {
 		to <- d
 	}
 }

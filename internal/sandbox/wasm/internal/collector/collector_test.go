@@ -46,7 +46,8 @@ func TestComponentsAddUp(t *testing.T) {
 	var now []Workload
 	running := map[string][]string{}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&Components{List: func(context.Context) []Workload { return now }, Running: func() map[string][]string { return running }})
+	registry.MustRegister(&Components{List: func(context.Context) []Workload { return now },
+		Running: func() map[string][]string { return running }})
 	const labels = `component="example.com:foo.Bar@1.2.3"`
 	check := func(what, memory, ok, count, first string) {
 		t.Helper()

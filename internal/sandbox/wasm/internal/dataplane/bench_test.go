@@ -45,7 +45,8 @@ func benchmarkUnary(b *testing.B, invoker Invoker, size, clients int) {
 		n                 int
 		took              time.Duration
 	}{
-		{name: "bare", contentType: "application/octet-stream", server: startServer(b, invoker, func(_ *GRPCOptions, c *Config, _ *Material) { c.Handler = bare })},
+		{name: "bare", contentType: "application/octet-stream",
+			server: startServer(b, invoker, func(_ *GRPCOptions, c *Config, _ *Material) { c.Handler = bare })},
 		{name: "grpc", contentType: "application/grpc", server: gs},
 		{name: "connect", contentType: "application/grpc-web", server: gs},
 	}
@@ -109,13 +110,14 @@ func drive(b *testing.B, c httpClient, clients int, during time.Duration, reques
 
 // BenchmarkHandler measures framing without a transport: gRPC by this package, and gRPC-Web by connect-go.
 func BenchmarkHandler(b *testing.B) {
-	handler, err := NewGRPC(GRPCOptions{Methods: testMethods(), Options: Options{Metrics: NewMetrics(), Limiter: NewLimiter(64, time.Second)}, Invoker: invokerFunc(func(_ context.Context, _ *Method, c Call) error {
-		m, err := c.Receive()
-		if err != nil {
-			return err
-		}
-		return c.Send(m)
-	})})
+	handler, err := NewGRPC(GRPCOptions{Methods: testMethods(), Options: Options{Metrics: NewMetrics(), Limiter: NewLimiter(64, time.Second)},
+		Invoker: invokerFunc(func(_ context.Context, _ *Method, c Call) error {
+			m, err := c.Receive()
+			if err != nil {
+				return err
+			}
+			return c.Send(m)
+		})})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -48,19 +48,21 @@ func (h *grpcHandler) newConnect(e *endpoint, more ...connect.HandlerOption) htt
 			return h.runConnect(ctx, e, c)
 		}, options...)
 	case e.Desc.IsStreamingClient():
-		return connect.NewClientStreamHandler(e.Procedure, func(ctx context.Context, s *connect.ClientStream[frame]) (*connect.Response[frame], error) {
-			c := &connectCall{request: s.RequestHeader(), peer: s.Peer(), stats: e.stats}
-			c.receive = func() (*frame, error) { return receiveFrom(s) }
-			return h.runConnectOne(ctx, e, c)
-		}, options...)
+		return connect.NewClientStreamHandler(e.Procedure,
+			func(ctx context.Context, s *connect.ClientStream[frame]) (*connect.Response[frame], error) {
+				c := &connectCall{request: s.RequestHeader(), peer: s.Peer(), stats: e.stats}
+				c.receive = func() (*frame, error) { return receiveFrom(s) }
+				return h.runConnectOne(ctx, e, c)
+			}, options...)
 	case e.Desc.IsStreamingServer():
-		return connect.NewServerStreamHandler(e.Procedure, func(ctx context.Context, r *connect.Request[frame], s *connect.ServerStream[frame]) error {
-			c := &connectCall{
-				request: r.Header(), header: s.ResponseHeader(), trailer: s.ResponseTrailer(), peer: r.Peer(),
-				receive: once(r.Msg), send: s.Send, stats: e.stats, streams: true,
-			}
-			return h.runConnect(ctx, e, c)
-		}, options...)
+		return connect.NewServerStreamHandler(e.Procedure,
+			func(ctx context.Context, r *connect.Request[frame], s *connect.ServerStream[frame]) error {
+				c := &connectCall{
+					request: r.Header(), header: s.ResponseHeader(), trailer: s.ResponseTrailer(), peer: r.Peer(),
+					receive: once(r.Msg), send: s.Send, stats: e.stats, streams: true,
+				}
+				return h.runConnect(ctx, e, c)
+			}, options...)
 	default:
 		return connect.NewUnaryHandler(e.Procedure, func(ctx context.Context, r *connect.Request[frame]) (*connect.Response[frame], error) {
 			c := &connectCall{request: r.Header(), peer: r.Peer(), receive: once(r.Msg), stats: e.stats}

@@ -84,18 +84,22 @@ func TestCORS(t *testing.T) {
 			if response.StatusCode != http.StatusNoContent || h.Get(allowOrigin) != want || !slices.Contains(list(h, "Vary"), "origin") {
 				t.Errorf("preflight for %s over %s = %s %v, want 204 for %q", origin, way, response.Status, h, want)
 			}
-			if allowed && (h.Get("Access-Control-Allow-Methods") != "POST" || h.Get("Access-Control-Max-Age") != "7200" || h.Get(allowCredentials) != "true" ||
-				h.Get("Access-Control-Allow-Headers") != "connect-protocol-version,content-type,x-mine" || h.Get("Access-Control-Allow-Private-Network") != "true") {
+			if allowed && (h.Get("Access-Control-Allow-Methods") != "POST" || h.Get("Access-Control-Max-Age") != "7200" ||
+				h.Get(allowCredentials) != "true" ||
+				h.Get("Access-Control-Allow-Headers") != "connect-protocol-version,content-type,x-mine" ||
+				h.Get("Access-Control-Allow-Private-Network") != "true") {
 				t.Errorf("preflight for %s over %s = %v", origin, way, h)
 			}
 			response, body := c.send(t, http.MethodPost, testPath+"UnaryCall", `{"payload":{"body":"aGVsbG8="}}`,
 				"Origin: "+origin, "Content-Type: application/json", "Echo-Mine: 1", "Echo-Bin: AQI")
 			h = response.Header
-			if response.StatusCode != http.StatusOK || !strings.Contains(body, "aGVsbG8=") || h.Get(allowOrigin) != want || !slices.Contains(list(h, "Vary"), "origin") {
+			if response.StatusCode != http.StatusOK || !strings.Contains(body, "aGVsbG8=") || h.Get(allowOrigin) != want ||
+				!slices.Contains(list(h, "Vary"), "origin") {
 				t.Errorf("POST from %s over %s = %s %v %s, want 200 for %q", origin, way, response.Status, h, body, want)
 			}
 			exposed := list(h, "Access-Control-Expose-Headers")
-			for _, name := range []string{"grpc-status", "grpc-message", "grpc-status-details-bin", "echo-mine", "echo-bin", "trailer-trailing-echo-mine"} {
+			for _, name := range []string{"grpc-status", "grpc-message", "grpc-status-details-bin", "echo-mine", "echo-bin",
+				"trailer-trailing-echo-mine"} {
 				if slices.Contains(exposed, name) != allowed {
 					t.Errorf("POST from %s over %s exposes %v, want %s: %v", origin, way, exposed, name, allowed)
 				}
@@ -152,16 +156,19 @@ func TestCORSOfComponent(t *testing.T) {
 			_, _ = io.WriteString(w, r.Method)
 		}
 	})
-	s := startServer(t, nil, allow(CORS{Origins: []string{"https://app.example"}}, func(o GRPCOptions) http.Handler { return NewHTTP(o.Options, component) }))
+	s := startServer(t, nil,
+		allow(CORS{Origins: []string{"https://app.example"}}, func(o GRPCOptions) http.Handler { return NewHTTP(o.Options, component) }))
 	c := s.http1(t)
 	for origin, want := range map[string][]string{"https://app.example": {"https://app.example"}, "https://evil.example": nil} {
 		for _, path := range []string{"/", "/empty"} {
 			response, _ := c.send(t, http.MethodPut, path, "", "Origin: "+origin)
 			h := response.Header
-			if got := h.Values(allowOrigin); !slices.Equal(got, want) || !slices.Contains(list(h, "Vary"), "accept") || !slices.Contains(list(h, "Vary"), "origin") {
+			if got := h.Values(allowOrigin); !slices.Equal(got, want) || !slices.Contains(list(h, "Vary"), "accept") ||
+				!slices.Contains(list(h, "Vary"), "origin") {
 				t.Errorf("PUT %s from %s = %v, want the origin %v", path, origin, h, want)
 			}
-			if exposed := list(h, "Access-Control-Expose-Headers"); slices.Contains(exposed, "x-mine") != (want != nil) || slices.Contains(exposed, "x-none") {
+			if exposed := list(h, "Access-Control-Expose-Headers"); slices.Contains(exposed, "x-mine") != (want != nil) ||
+				slices.Contains(exposed, "x-none") {
 				t.Errorf("PUT %s from %s exposes %v", path, origin, exposed)
 			}
 		}

@@ -23,7 +23,8 @@ func TestShutdownDrains(t *testing.T) {
 			s := startServer(t, e)
 			c := s.httpClients(t)[way]
 			unary := connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](c, c.base+testPath+"UnaryCall", connect.WithGRPC())
-			both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"FullDuplexCall", connect.WithGRPC()).CallBidiStream(t.Context())
+			both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"FullDuplexCall",
+				connect.WithGRPC()).CallBidiStream(t.Context())
 			exchange := func() error {
 				if err := both.Send(&pb.StreamingOutputCallRequest{Payload: payload(3)}); err != nil {
 					return err
@@ -93,7 +94,8 @@ func TestShutdownForces(t *testing.T) {
 		return ctx.Err()
 	}))
 	for _, c := range s.httpClients(t) {
-		both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"FullDuplexCall", connect.WithGRPC()).CallBidiStream(t.Context())
+		both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"FullDuplexCall",
+			connect.WithGRPC()).CallBidiStream(t.Context())
 		if err := both.Send(&pb.StreamingOutputCallRequest{}); err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +187,8 @@ func TestBadConfigurations(t *testing.T) {
 		t.Errorf("NewGRPC without an invoker = %v, want ErrInvalidArgument", err)
 	}
 	twice := append(testMethods(), testMethods()[0])
-	if _, err := NewGRPC(GRPCOptions{Methods: twice, Invoker: &echo{}}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), twice[0].Procedure) {
+	if _, err := NewGRPC(GRPCOptions{Methods: twice, Invoker: &echo{}}); !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), twice[0].Procedure) {
 		t.Errorf("NewGRPC with a duplicate method = %v, want ErrInvalidArgument for %s", err, twice[0].Procedure)
 	}
 	handler, err := NewGRPC(GRPCOptions{Invoker: &echo{}})

@@ -37,7 +37,8 @@ func (s *testServer) checkCall(t testing.TB) {
 	defer transport.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	client := connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](&http.Client{Transport: transport}, "https://"+s.QUICAddress+testPath+"UnaryCall", connect.WithGRPC())
+	client := connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](&http.Client{Transport: transport},
+		"https://"+s.QUICAddress+testPath+"UnaryCall", connect.WithGRPC())
 	if _, err := client.CallUnary(ctx, connect.NewRequest(&pb.SimpleRequest{Payload: payload(10)})); err != nil {
 		t.Errorf("call over a new connection = %v", err)
 	}
@@ -303,13 +304,15 @@ func TestFaultW4_Migration(t *testing.T) {
 	defer first.Close()
 	defer second.Close()
 	var conn *quic.Conn
-	transport := &http3.Transport{TLSClientConfig: c, Dial: func(ctx context.Context, _ string, tc *tls.Config, qc *quic.Config) (*quic.Conn, error) {
-		var err error
-		conn, err = first.DialEarly(ctx, server, tc, qc)
-		return conn, err
-	}}
+	transport := &http3.Transport{TLSClientConfig: c,
+		Dial: func(ctx context.Context, _ string, tc *tls.Config, qc *quic.Config) (*quic.Conn, error) {
+			var err error
+			conn, err = first.DialEarly(ctx, server, tc, qc)
+			return conn, err
+		}}
 	defer transport.Close()
-	client := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](&http.Client{Transport: transport}, "https://"+s.QUICAddress+testPath+"FullDuplexCall", connect.WithGRPC())
+	client := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](&http.Client{Transport: transport},
+		"https://"+s.QUICAddress+testPath+"FullDuplexCall", connect.WithGRPC())
 	stream := client.CallBidiStream(t.Context())
 	ping := func() {
 		t.Helper()
@@ -332,7 +335,8 @@ func TestFaultW4_Migration(t *testing.T) {
 		t.Fatal(err)
 	}
 	ping()
-	unary := connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](&http.Client{Transport: transport}, "https://"+s.QUICAddress+testPath+"UnaryCall", connect.WithGRPC())
+	unary := connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](&http.Client{Transport: transport},
+		"https://"+s.QUICAddress+testPath+"UnaryCall", connect.WithGRPC())
 	if _, err := unary.CallUnary(t.Context(), connect.NewRequest(&pb.SimpleRequest{})); err != nil {
 		t.Fatal(err)
 	}

@@ -136,7 +136,8 @@ func TestDamagedGzip(t *testing.T) {
 	s := startServer(t, &echo{})
 	whole := gzipped(make([]byte, 1000))
 	for way, c := range s.httpClients(t) {
-		for name, damaged := range map[string][]byte{"junk": []byte("junk"), "truncated": whole[:12], "bad checksum": append(bytes.Clone(whole[:len(whole)-8]), make([]byte, 8)...)} {
+		for name, damaged := range map[string][]byte{"junk": []byte("junk"), "truncated": whole[:12],
+			"bad checksum": append(bytes.Clone(whole[:len(whole)-8]), make([]byte, 8)...)} {
 			for _, test := range []struct {
 				media, encoding, method string
 				body                    []byte
@@ -148,14 +149,16 @@ func TestDamagedGzip(t *testing.T) {
 				{"application/connect+proto", "Connect-Content-Encoding", "StreamingInputCall", framed(1, damaged), "invalid_argument"},
 				{"application/json", "Content-Encoding", "UnaryCall", damaged, "invalid_argument"},
 			} {
-				response, body := c.send(t, http.MethodPost, testPath+test.method, string(test.body), "Content-Type: "+test.media, test.encoding+": gzip")
+				response, body := c.send(t, http.MethodPost, testPath+test.method, string(test.body), "Content-Type: "+test.media,
+					test.encoding+": gzip")
 				if got := body + response.Header.Get("Grpc-Status") + response.Trailer.Get("Grpc-Status"); !strings.Contains(got, test.want) {
 					t.Errorf("%s with %s over %s = %s %q, want %q", test.media, name, way, response.Status, got, test.want)
 				}
 			}
 			text := "grpc-status: 0\r\n"
 			good := string(framed(1, gzipped(nil)))
-			if _, body := c.send(t, http.MethodPost, testPath+"UnaryCall", good, "Content-Type: application/grpc-web", "Grpc-Encoding: gzip"); !strings.Contains(body, text) {
+			if _, body := c.send(t, http.MethodPost, testPath+"UnaryCall", good, "Content-Type: application/grpc-web",
+				"Grpc-Encoding: gzip"); !strings.Contains(body, text) {
 				t.Errorf("gzip after %s over %s = %q, want %q", name, way, body, text)
 			}
 		}
@@ -221,13 +224,15 @@ func TestMediaTypes(t *testing.T) {
 		{"application/json", "UnaryCall", []byte("{}")}, {"application/proto", "UnaryCall", nil},
 		{"application/connect+json", "StreamingOutputCall", json}, {"application/connect+proto", "StreamingOutputCall", empty},
 		{"application/grpc", "UnaryCall", empty}, {"application/grpc+proto", "UnaryCall", empty}, {"application/grpc+json", "UnaryCall", json},
-		{"application/grpc-web", "UnaryCall", empty}, {"application/grpc-web+proto", "UnaryCall", empty}, {"application/grpc-web+json", "UnaryCall", json},
+		{"application/grpc-web", "UnaryCall", empty}, {"application/grpc-web+proto", "UnaryCall", empty},
+		{"application/grpc-web+json", "UnaryCall", json},
 		{"application/grpc-web-text", "UnaryCall", []byte(base64.StdEncoding.EncodeToString(empty))},
 		{"application/grpc-web-text+json", "UnaryCall", []byte(base64.StdEncoding.EncodeToString(json))},
 	} {
 		for way, c := range s.httpClients(t) {
 			for _, given := range []string{
-				test.media, test.media + "; charset=utf-8", test.media + ";charset=UTF-8", test.media + " ; charset=\"utf-8\"; v=1", strings.ToUpper(test.media),
+				test.media, test.media + "; charset=utf-8", test.media + ";charset=UTF-8", test.media + " ; charset=\"utf-8\"; v=1",
+				strings.ToUpper(test.media),
 			} {
 				r := postAs(t, c, test.method, given, test.body, nil)
 				if got := r.Header.Get("Content-Type"); r.StatusCode != http.StatusOK || got != test.media {
@@ -242,7 +247,8 @@ func TestMediaTypes(t *testing.T) {
 		}
 	}
 	for _, refused := range []string{
-		"application/grpc+foo", "application/grpc+json2", "application/grpc+", "application/grpc-web+foo", "application/grpc-web-text+foo", "application/grpcfoo",
+		"application/grpc+foo", "application/grpc+json2", "application/grpc+", "application/grpc-web+foo", "application/grpc-web-text+foo",
+		"application/grpcfoo",
 		"application/connect+foo", "application/foo", "application/json+foo; charset=utf-8",
 	} {
 		for way, c := range s.httpClients(t) {
@@ -281,7 +287,8 @@ func TestMaxMessage(t *testing.T) {
 		for name, options := range map[string][]connect.ClientOption{
 			"grpc": {connect.WithGRPC()}, "grpcweb": {connect.WithGRPCWeb()}, "connect": {}, "connect+json": {connect.WithProtoJSON()},
 		} {
-			client := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"StreamingOutputCall", options...)
+			client := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"StreamingOutputCall",
+				options...)
 			stream, err := client.CallServerStream(t.Context(), connect.NewRequest(request))
 			if err != nil {
 				t.Fatal(err)
@@ -353,7 +360,8 @@ func TestMetadataWithoutMessage(t *testing.T) {
 					t.Errorf("%s, %s %s: header = %v, trailer = %v, %v", way, test.contentType, method, response.Header, response.Trailer, err)
 				}
 				if !test.tail(response, string(body)) {
-					t.Errorf("%s, %s %s: trailer metadata is missing in header %v, trailer %v, body %q", way, test.contentType, method, response.Header, response.Trailer, body)
+					t.Errorf("%s, %s %s: trailer metadata is missing in header %v, trailer %v, body %q", way, test.contentType, method, response.Header,
+						response.Trailer, body)
 				}
 			}
 		}
@@ -361,7 +369,8 @@ func TestMetadataWithoutMessage(t *testing.T) {
 }
 
 func TestPercentEncode(t *testing.T) {
-	for in, want := range map[string]string{"": "", "plain text ~": "plain text ~", "100 %": "100 %25", "ü\n": "%C3%BC%0A", "\x7f\xff": "%7F%FF"} {
+	for in, want := range map[string]string{"": "", "plain text ~": "plain text ~", "100 %": "100 %25", "ü\n": "%C3%BC%0A",
+		"\x7f\xff": "%7F%FF"} {
 		if got := percentEncode(in); got != want {
 			t.Errorf("percentEncode(%q) = %q, want %q", in, got, want)
 		}
@@ -375,7 +384,8 @@ func TestEchoedMetadata(t *testing.T) {
 	clients := s.httpClients(t)
 	clients["http1"] = s.http1(t)
 	for way, c := range clients {
-		for media, body := range map[string][]byte{"application/json": []byte("{}"), "application/grpc": framed(0, nil), "application/grpc-web": framed(0, nil)} {
+		for media, body := range map[string][]byte{"application/json": []byte("{}"), "application/grpc": framed(0, nil),
+			"application/grpc-web": framed(0, nil)} {
 			if way == "http1" && media == "application/grpc" {
 				continue
 			}
@@ -384,7 +394,8 @@ func TestEchoedMetadata(t *testing.T) {
 				"Echo-Both": {"\x80", "good"}, "Echo-Raw-Bin": {"\xff", "AAE"},
 			})
 			for key, want := range map[string][]string{
-				"Echo-Tab": {"a b"}, "Echo-High": nil, "Echo-Latin": nil, "Echo-X!y": nil, "Echo-Empty": {""}, "Echo-Both": {"good"}, "Echo-Raw-Bin": {"AAE"},
+				"Echo-Tab": {"a b"}, "Echo-High": nil, "Echo-Latin": nil, "Echo-X!y": nil, "Echo-Empty": {""}, "Echo-Both": {"good"},
+				"Echo-Raw-Bin": {"AAE"},
 			} {
 				if got := r.Header[key]; r.StatusCode != http.StatusOK || !slices.Equal(got, want) {
 					t.Errorf("%s over %s: %s, %s = %q, want %q", media, way, r.Status, key, got, want)

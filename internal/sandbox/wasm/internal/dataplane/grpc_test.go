@@ -143,7 +143,8 @@ func TestGRPCHostErrors(t *testing.T) {
 	s := startServer(t, &echo{})
 	client := s.dial(t, false)
 	_, err := client.EmptyCall(t.Context(), &pb.Empty{})
-	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "secret") || !strings.Contains(s.log.String(), "secret of the host") {
+	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "secret") ||
+		!strings.Contains(s.log.String(), "secret of the host") {
 		t.Errorf("call with a host error = %v, want Internal without the cause", err)
 	}
 	_, err = client.CacheableUnaryCall(t.Context(), &pb.SimpleRequest{})
@@ -192,7 +193,8 @@ func testConnectArities(t *testing.T, c httpClient, options []connect.ClientOpti
 			t.Errorf("Trailing-Echo-Bytes-Bin in trailer %v = %q, %v", got.Trailer(), b, err)
 		}
 	}
-	_, err := unary.CallUnary(t.Context(), connect.NewRequest(&pb.SimpleRequest{ResponseStatus: &pb.EchoStatus{Code: 5, Message: "not % there"}}))
+	_, err := unary.CallUnary(t.Context(),
+		connect.NewRequest(&pb.SimpleRequest{ResponseStatus: &pb.EchoStatus{Code: 5, Message: "not % there"}}))
 	var ce *connect.Error
 	if !errors.As(err, &ce) || ce.Code() != connect.CodeNotFound || ce.Message() != "not % there" || len(ce.Details()) != 2 {
 		t.Fatalf("failed call = %v, want NotFound with two details", err)
@@ -211,8 +213,10 @@ func testConnectStreams(t *testing.T, c httpClient, options []connect.ClientOpti
 	if sum, err := up.CloseAndReceive(); err != nil || sum.Msg.AggregatedPayloadSize != 111 {
 		t.Fatalf("client stream = %v, %v; want 111", sum, err)
 	}
-	down, err := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"StreamingOutputCall", options...).
-		CallServerStream(t.Context(), connect.NewRequest(&pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 3}, {Size: 30_000}}}))
+	down, err := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"StreamingOutputCall",
+		options...).
+		CallServerStream(t.Context(),
+			connect.NewRequest(&pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 3}, {Size: 30_000}}}))
 	if err != nil {
 		t.Fatal(err)
 	}

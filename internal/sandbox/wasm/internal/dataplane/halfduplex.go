@@ -50,8 +50,8 @@ const AheadMemory = 64 << 20
 // request's body is closed, or if the status of the response is not 2xx. If the client does not end its request within
 // a.Wait or its own timeout, it expects full duplex, and the response is 505 (Connect protocol, "Streaming RPCs").
 //
-// done says that nobody will read the request any more. Call it at the latest when the handler returns. HalfDuplex returns w and r if r is not a stream over
-// HTTP/1.1.
+// done says that nobody will read the request any more. Call it at the latest when the handler returns. HalfDuplex returns w and
+// r if r is not a stream over HTTP/1.1.
 func HalfDuplex(w http.ResponseWriter, r *http.Request, a Ahead) (_ http.ResponseWriter, _ *http.Request, done func()) {
 	if r.ProtoMajor != 1 || r.Method != http.MethodPost || !isStream(MediaType(r.Header)) {
 		return w, r, func() {}

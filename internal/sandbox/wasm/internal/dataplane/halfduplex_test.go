@@ -26,9 +26,11 @@ func TestHalfDuplex(t *testing.T) {
 	c := s.http1(t)
 	payload := &pb.Payload{Body: bytes.Repeat([]byte("x"), 100_000)} // more than net/http's and the kernel's buffers hold
 	const n = 20
-	for name, options := range map[string][]connect.ClientOption{"connect": nil, "connect JSON": {connect.WithProtoJSON()}, "gRPC-Web": {connect.WithGRPCWeb()}} {
+	for name, options := range map[string][]connect.ClientOption{"connect": nil, "connect JSON": {connect.WithProtoJSON()},
+		"gRPC-Web": {connect.WithGRPCWeb()}} {
 		t.Run(name, func(t *testing.T) {
-			up := connect.NewClient[pb.StreamingInputCallRequest, pb.StreamingInputCallResponse](c, c.base+testPath+"StreamingInputCall", options...).CallClientStream(t.Context())
+			up := connect.NewClient[pb.StreamingInputCallRequest, pb.StreamingInputCallResponse](c, c.base+testPath+"StreamingInputCall",
+				options...).CallClientStream(t.Context())
 			for range n {
 				if err := up.Send(&pb.StreamingInputCallRequest{Payload: payload}); err != nil {
 					t.Fatal(err)
@@ -42,7 +44,8 @@ func TestHalfDuplex(t *testing.T) {
 			for range n {
 				request.ResponseParameters = append(request.ResponseParameters, &pb.ResponseParameters{Size: 100_000})
 			}
-			down, err := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"StreamingOutputCall", options...).CallServerStream(t.Context(), connect.NewRequest(request))
+			down, err := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"StreamingOutputCall",
+				options...).CallServerStream(t.Context(), connect.NewRequest(request))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -123,13 +126,15 @@ func TestHalfDuplexEndless(t *testing.T) {
 			}
 			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
-			head := "POST " + testPath + "FullDuplexCall HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n" + field + "\r\nContent-Length: 1000\r\n\r\n"
+			head := "POST " + testPath + "FullDuplexCall HTTP/1.1\r\nHost: a\r\nOrigin: https://a.example\r\n" + field +
+				"\r\nContent-Length: 1000\r\n\r\n"
 			started := time.Now()
 			if _, err := conn.Write(append([]byte(head), webFrame(t, &pb.StreamingOutputCallRequest{})...)); err != nil {
 				t.Fatal(err)
 			}
 			answer, err := io.ReadAll(conn) // ends when the server closes the connection
-			if got := string(answer); err != nil || !strings.HasPrefix(got, "HTTP/1.1 505") || !strings.Contains(got, "HTTP/3") || !strings.Contains(got, "Access-Control-Allow-Origin: *") {
+			if got := string(answer); err != nil || !strings.HasPrefix(got, "HTTP/1.1 505") || !strings.Contains(got, "HTTP/3") ||
+				!strings.Contains(got, "Access-Control-Allow-Origin: *") {
 				t.Errorf("answer of a component that %s to %q = %q, %v; want 505", name, field, answer, err)
 			}
 			if elapsed := time.Since(started); elapsed < wait || elapsed > 20*wait {
@@ -161,7 +166,8 @@ func TestHalfDuplexLimit(t *testing.T) {
 	}), func(o *GRPCOptions, _ *Config, _ *Material) { o.MaxMessageBytes = 10_000 })
 	message := webFrame(t, &pb.StreamingOutputCallRequest{Payload: &pb.Payload{Body: make([]byte, 1000)}})
 	for n, code := range map[int]string{9: "", 10_000: "resource_exhausted"} {
-		_, body := s.http1(t).send(t, http.MethodPost, testPath+"FullDuplexCall", strings.Repeat(string(message), n), "Content-Type: application/connect+proto")
+		_, body := s.http1(t).send(t, http.MethodPost, testPath+"FullDuplexCall", strings.Repeat(string(message), n),
+			"Content-Type: application/connect+proto")
 		if !strings.Contains(body, code) || code == "" && strings.Contains(body, "error") {
 			t.Errorf("answer to %d messages = %q, want %q", n, body, code)
 		}
@@ -187,7 +193,8 @@ func TestHalfDuplexCut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := "POST " + testPath + "FullDuplexCall HTTP/1.1\r\nHost: a\r\nContent-Type: application/connect+proto\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n\x00\x00\x00\x00\x00\r\n"
+	head := "POST " + testPath +
+		"FullDuplexCall HTTP/1.1\r\nHost: a\r\nContent-Type: application/connect+proto\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n\x00\x00\x00\x00\x00\r\n"
 	if _, err := io.WriteString(conn, head); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +219,8 @@ func (s *testServer) begin(t *testing.T, size int) net.Conn {
 	}
 	t.Cleanup(func() { conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
-	head := fmt.Sprintf("POST %sFullDuplexCall HTTP/1.1\r\nHost: a\r\nContent-Type: application/connect+proto\r\nContent-Length: %d\r\n\r\n", testPath, size)
+	head := fmt.Sprintf("POST %sFullDuplexCall HTTP/1.1\r\nHost: a\r\nContent-Type: application/connect+proto\r\nContent-Length: %d\r\n\r\n",
+		testPath, size)
 	if _, err := conn.Write(append([]byte(head), make([]byte, size-1)...)); err != nil {
 		t.Fatal(err)
 	}

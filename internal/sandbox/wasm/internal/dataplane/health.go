@@ -171,7 +171,8 @@ var healthFile = sync.OnceValue(func() protoreflect.FileDescriptor {
 	for i, name := range []string{"UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"} {
 		status.Value = append(status.Value, &descriptorpb.EnumValueDescriptorProto{Name: &name, Number: proto.Int32(int32(i))})
 	}
-	response := message("HealthCheckResponse", field("status", 1, descriptorpb.FieldDescriptorProto_TYPE_ENUM, "HealthCheckResponse.ServingStatus"))
+	response := message("HealthCheckResponse",
+		field("status", 1, descriptorpb.FieldDescriptorProto_TYPE_ENUM, "HealthCheckResponse.ServingStatus"))
 	response.EnumType = []*descriptorpb.EnumDescriptorProto{status}
 	statuses := field("statuses", 1, descriptorpb.FieldDescriptorProto_TYPE_MESSAGE, "HealthListResponse.StatusesEntry")
 	statuses.Label = descriptorpb.FieldDescriptorProto_LABEL_REPEATED.Enum()

@@ -86,7 +86,8 @@ func reflectionFile(version string) protoreflect.FileDescriptor {
 	renamed := protodesc.ToFileDescriptorProto(file)
 	text, err := protojson.Marshal(renamed)
 	if err == nil {
-		names := strings.NewReplacer("connectext.grpc.reflection.v1", "grpc.reflection."+version, "connectext/grpc/reflection/v1/", "grpc/reflection/"+version+"/")
+		names := strings.NewReplacer("connectext.grpc.reflection.v1", "grpc.reflection."+version, "connectext/grpc/reflection/v1/",
+			"grpc/reflection/"+version+"/")
 		err = protojson.Unmarshal([]byte(names.Replace(string(text))), renamed)
 	}
 	if err == nil {

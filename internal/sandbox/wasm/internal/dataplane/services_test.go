@@ -121,7 +121,8 @@ func TestReflection(t *testing.T) {
 		t.Errorf("listed services = %v", names)
 	}
 	files := map[string]bool{}
-	for _, symbol := range []string{"grpc.testing.TestService", "grpc.testing.TestService.UnaryCall", "grpc.testing.SimpleRequest", "grpc.health.v1.Health", "grpc.health.v1.HealthCheckRequest"} {
+	for _, symbol := range []string{"grpc.testing.TestService", "grpc.testing.TestService.UnaryCall", "grpc.testing.SimpleRequest",
+		"grpc.health.v1.Health", "grpc.health.v1.HealthCheckRequest"} {
 		response := ask(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: symbol}})
 		for _, b := range response.GetFileDescriptorResponse().GetFileDescriptorProto() {
 			fd := &descriptorpb.FileDescriptorProto{}
@@ -134,7 +135,8 @@ func TestReflection(t *testing.T) {
 			t.Errorf("FileContainingSymbol(%s) = %v", symbol, response)
 		}
 	}
-	for _, want := range []string{"grpc/testing/test.proto", "grpc/testing/messages.proto", "grpc/testing/empty.proto", "grpc/health/v1/health.proto"} {
+	for _, want := range []string{"grpc/testing/test.proto", "grpc/testing/messages.proto", "grpc/testing/empty.proto",
+		"grpc/health/v1/health.proto"} {
 		if !files[want] {
 			t.Errorf("files = %v, want %s among them", files, want)
 		}
@@ -150,7 +152,8 @@ func TestReflection(t *testing.T) {
 	if err := alpha.Send(&grpc_reflection_v1alpha.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1alpha.ServerReflectionRequest_ListServices{}}); err != nil { //nolint:staticcheck // old clients use v1alpha
 		t.Fatal(err)
 	}
-	if r, err := alpha.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != len(names) { //nolint:staticcheck // old clients use v1alpha
+	if r, err := alpha.Recv(); err != nil ||
+		len(r.GetListServicesResponse().GetService()) != len(names) { //nolint:staticcheck // old clients use v1alpha
 		t.Errorf("ListServices of v1alpha = %v, %v; want %d services", r, err, len(names))
 	}
 }
@@ -159,7 +162,8 @@ func TestReflection(t *testing.T) {
 // once each, and that their descriptors equal the official ones.
 func TestReflectionDescribesTheHost(t *testing.T) {
 	own := new(protoregistry.Files)
-	for _, fd := range []protoreflect.FileDescriptor{pb.File_grpc_testing_empty_proto, pb.File_grpc_testing_messages_proto, pb.File_grpc_testing_test_proto} {
+	for _, fd := range []protoreflect.FileDescriptor{pb.File_grpc_testing_empty_proto, pb.File_grpc_testing_messages_proto,
+		pb.File_grpc_testing_test_proto} {
 		if err := own.RegisterFile(fd); err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +193,8 @@ func TestReflectionDescribesTheHost(t *testing.T) {
 		}
 	}
 	for version, official := range map[string]protoreflect.FileDescriptor{
-		"v1": grpc_reflection_v1.File_grpc_reflection_v1_reflection_proto, "v1alpha": grpc_reflection_v1alpha.File_grpc_reflection_v1alpha_reflection_proto,
+		"v1":      grpc_reflection_v1.File_grpc_reflection_v1_reflection_proto,
+		"v1alpha": grpc_reflection_v1alpha.File_grpc_reflection_v1alpha_reflection_proto,
 	} {
 		theirs, ours := protodesc.ToFileDescriptorProto(official), protodesc.ToFileDescriptorProto(reflectionFile(version))
 		theirs.Options, ours.Options = nil, nil
@@ -217,7 +222,8 @@ func TestCurl(t *testing.T) {
 		"tls-http1": {[]string{"-k", "--http1.1", "https://" + s.TLSAddress}, []string{"HTTP/1.1 200", `Alt-Svc: h3=":` + port + `"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			args := append([]string{"-sS", "-i", "--max-time", "10", "-H", "Content-Type: application/json", "-d", `{"payload":{"body":"aGVsbG8="}}`}, test.args...)
+			args := append([]string{"-sS", "-i", "--max-time", "10", "-H", "Content-Type: application/json", "-d",
+				`{"payload":{"body":"aGVsbG8="}}`}, test.args...)
 			args[len(args)-1] += testPath + "UnaryCall"
 			out, err := exec.CommandContext(t.Context(), curl, args...).CombinedOutput()
 			if err != nil {
@@ -241,7 +247,8 @@ func TestAltSvc(t *testing.T) {
 	h1.TLSClientConfig.NextProtos = []string{"http/1.1"}
 	for way, c := range map[string]*http.Client{"h2": s.httpClients(t)["h2"].Client, "http1": {Transport: h1}} {
 		for host, want := range map[string]bool{
-			s.TLSAddress: true, "pod.example:" + port: true, "[::1]:" + port: true, "pod.example:1": false, "pod.example": false, "[::1]": false, "127.0.0.1": false,
+			s.TLSAddress: true, "pod.example:" + port: true, "[::1]:" + port: true, "pod.example:1": false, "pod.example": false, "[::1]": false,
+			"127.0.0.1": false,
 		} {
 			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+s.TLSAddress+"/", nil)
 			if err != nil {
@@ -292,7 +299,8 @@ func TestTracing(t *testing.T) {
 			t.Errorf("traceparent at the component = %s, want %s", got, want)
 		}
 		if span.Name != "grpc.testing.TestService/UnaryCall" || !slices.Contains(span.Attributes, attribute.String("rpc.system", system)) ||
-			!slices.Contains(span.Attributes, attribute.Int("rpc.grpc.status_code", int(codes.DataLoss))) || span.Status.Description != "DATA_LOSS: gone" {
+			!slices.Contains(span.Attributes, attribute.Int("rpc.grpc.status_code", int(codes.DataLoss))) ||
+			span.Status.Description != "DATA_LOSS: gone" {
 			t.Errorf("span = %s %v %v", span.Name, span.Attributes, span.Status)
 		}
 	}
@@ -302,18 +310,19 @@ func TestTracing(t *testing.T) {
 func TestHTTP(t *testing.T) {
 	hold, entered := make(chan struct{}), make(chan struct{}, 1)
 	metrics := NewMetrics()
-	handler := NewHTTP(Options{Metrics: metrics, Limiter: NewLimiter(1, 0), MaxTimeout: time.Minute}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/hold":
-			entered <- struct{}{}
-			<-hold
-		case "/panic":
-			panic("in the component's host")
-		}
-		b, _ := io.ReadAll(r.Body)
-		w.WriteHeader(http.StatusTeapot)
-		_, _ = w.Write(b)
-	}))
+	handler := NewHTTP(Options{Metrics: metrics, Limiter: NewLimiter(1, 0), MaxTimeout: time.Minute},
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/hold":
+				entered <- struct{}{}
+				<-hold
+			case "/panic":
+				panic("in the component's host")
+			}
+			b, _ := io.ReadAll(r.Body)
+			w.WriteHeader(http.StatusTeapot)
+			_, _ = w.Write(b)
+		}))
 	s := startServer(t, nil, func(o *GRPCOptions, c *Config, _ *Material) { c.Handler = handler })
 	for way, c := range s.httpClients(t) {
 		response, err := c.Post(c.base+"/", "text/plain", strings.NewReader("hello"))
@@ -339,7 +348,8 @@ func TestHTTP(t *testing.T) {
 	close(hold)
 	eventually(t, "all requests are counted", func() bool {
 		m := metrics.Snapshot()[0]
-		return m.Procedure == "HTTP" && m.InFlight == 0 && m.Codes["418"] == 4 && m.Codes["503"] == 1 && m.Codes["500"] == 1 && m.ReceivedBytes == 15
+		return m.Procedure == "HTTP" && m.InFlight == 0 && m.Codes["418"] == 4 && m.Codes["503"] == 1 && m.Codes["500"] == 1 &&
+			m.ReceivedBytes == 15
 	})
 }
 
@@ -386,14 +396,20 @@ func TestConnectGet(t *testing.T) {
 		want          int
 		contains      string
 	}{
-		"JSON":            {"UnaryCall", "connect=v1&encoding=json&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
-		"JSON in UTF-8":   {"UnaryCall", "connect=v1&encoding=" + url.QueryEscape("json; charset=utf-8") + "&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
-		"no version":      {"UnaryCall", "encoding=json&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
-		"base64":          {"UnaryCall", "connect=v1&encoding=proto&base64=1&message=" + base64.RawURLEncoding.EncodeToString(binary), http.StatusOK, "hello"},
-		"padded base64":   {"UnaryCall", "connect=v1&encoding=proto&base64=1&message=" + url.QueryEscape(base64.URLEncoding.EncodeToString(binary)), http.StatusOK, "hello"},
-		"gzip":            {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=gzip&message=" + compress([]byte(plain)), http.StatusOK, `"aGVsbG8="`},
-		"bomb":            {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=gzip&message=" + compress(make([]byte, 10<<20)), http.StatusTooManyRequests, "resource_exhausted"},
-		"unknown gzip":    {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=zip&message=AAAA", http.StatusNotImplemented, "unimplemented"},
+		"JSON": {"UnaryCall", "connect=v1&encoding=json&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
+		"JSON in UTF-8": {"UnaryCall", "connect=v1&encoding=" + url.QueryEscape("json; charset=utf-8") + "&message=" + url.QueryEscape(plain),
+			http.StatusOK, `"aGVsbG8="`},
+		"no version": {"UnaryCall", "encoding=json&message=" + url.QueryEscape(plain), http.StatusOK, `"aGVsbG8="`},
+		"base64": {"UnaryCall", "connect=v1&encoding=proto&base64=1&message=" + base64.RawURLEncoding.EncodeToString(binary),
+			http.StatusOK, "hello"},
+		"padded base64": {"UnaryCall",
+			"connect=v1&encoding=proto&base64=1&message=" + url.QueryEscape(base64.URLEncoding.EncodeToString(binary)), http.StatusOK, "hello"},
+		"gzip": {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=gzip&message=" + compress([]byte(plain)), http.StatusOK,
+			`"aGVsbG8="`},
+		"bomb": {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=gzip&message=" + compress(make([]byte, 10<<20)),
+			http.StatusTooManyRequests, "resource_exhausted"},
+		"unknown gzip": {"UnaryCall", "connect=v1&encoding=json&base64=1&compression=zip&message=AAAA", http.StatusNotImplemented,
+			"unimplemented"},
 		"no message":      {"UnaryCall", "connect=v1&encoding=json", http.StatusBadRequest, "invalid_argument"},
 		"no encoding":     {"UnaryCall", "connect=v1&message=%7B%7D", http.StatusUnsupportedMediaType, ""},
 		"unknown version": {"UnaryCall", "connect=v2&encoding=json&message=%7B%7D", http.StatusBadRequest, "invalid_argument"},
@@ -422,10 +438,12 @@ func TestConnectGet(t *testing.T) {
 		if got.StatusCode != http.StatusOK || body != "" || got.Header.Get("Content-Type") != want.Header.Get("Content-Type") {
 			t.Errorf("HEAD over %s = %s %v %q, want what GET has: %v", way, got.Status, got.Header, body, want.Header)
 		}
-		if response, _ := c.send(t, http.MethodHead, testPath+"EmptyCall?encoding=json&message=%7B%7D", ""); response.StatusCode != http.StatusMethodNotAllowed {
+		if response, _ := c.send(t, http.MethodHead, testPath+"EmptyCall?encoding=json&message=%7B%7D",
+			""); response.StatusCode != http.StatusMethodNotAllowed {
 			t.Errorf("HEAD of a method with side effects over %s = %s, want 405", way, response.Status)
 		}
-		if response, _ := c.send(t, http.MethodPut, path, ""); response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET, HEAD, POST" {
+		if response, _ := c.send(t, http.MethodPut, path, ""); response.StatusCode != http.StatusMethodNotAllowed ||
+			response.Header.Get("Allow") != "GET, HEAD, POST" {
 			t.Errorf("PUT over %s = %s, Allow = %q; want 405 with GET, HEAD, POST", way, response.Status, response.Header.Get("Allow"))
 		}
 	}
@@ -458,7 +476,8 @@ func TestConnectCache(t *testing.T) {
 	clients["http1"] = s.http1(t)
 	for way, c := range clients {
 		for fields, want := range map[string]int{
-			"": 200, `If-None-Match: W/"7"`: 304, `If-None-Match: "6", "7"`: 304, "If-None-Match: *": 304, `If-None-Match: "77"`: 200, `If-None-Match: "7`: 200,
+			"": 200, `If-None-Match: W/"7"`: 304, `If-None-Match: "6", "7"`: 304, "If-None-Match: *": 304, `If-None-Match: "77"`: 200,
+			`If-None-Match: "7`: 200,
 		} {
 			path := testPath + "UnaryCall?encoding=json&message=%7B%7D"
 			response, body := c.send(t, http.MethodGet, path, "", fields)
@@ -467,7 +486,8 @@ func TestConnectCache(t *testing.T) {
 				t.Errorf("GET with %q over %s = %s %v %q, want %d", fields, way, response.Status, h, body, want)
 			}
 		}
-		if response, _ := c.send(t, http.MethodPost, testPath+"UnaryCall", "{}", "Content-Type: application/json", `If-None-Match: "7"`); response.StatusCode != http.StatusOK {
+		if response, _ := c.send(t, http.MethodPost, testPath+"UnaryCall", "{}", "Content-Type: application/json",
+			`If-None-Match: "7"`); response.StatusCode != http.StatusOK {
 			t.Errorf("POST over %s = %s, want 200", way, response.Status)
 		}
 		response, _ := c.send(t, http.MethodGet, testPath+"UnaryCall?encoding=json&message=%7B%7D", "", "Fail: 1", `If-None-Match: "7"`)

@@ -44,7 +44,8 @@ func TestStreamBackPressure(t *testing.T) {
 				sent.Store(0)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				client := connect.NewClient[pb.StreamingOutputCallRequest, raw](c, c.base+testPath+"StreamingOutputCall", append(options, connect.WithCodec(rawCodec{}))...)
+				client := connect.NewClient[pb.StreamingOutputCallRequest, raw](c, c.base+testPath+"StreamingOutputCall",
+					append(options, connect.WithCodec(rawCodec{}))...)
 				stream, err := client.CallServerStream(ctx, connect.NewRequest(&pb.StreamingOutputCallRequest{}))
 				if err != nil {
 					t.Fatal(err)
@@ -112,7 +113,8 @@ func TestStreamCancel(t *testing.T) {
 			t.Run(way+"/"+name, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"FullDuplexCall", options...).CallBidiStream(ctx)
+				both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"FullDuplexCall",
+					options...).CallBidiStream(ctx)
 				if err := both.Send(&pb.StreamingOutputCallRequest{}); err != nil {
 					t.Fatal(err)
 				}
@@ -126,7 +128,8 @@ func TestStreamCancel(t *testing.T) {
 				case <-time.After(5 * time.Second):
 					t.Fatal("the component's context has not ended 5s after the client was cancelled")
 				}
-				up := connect.NewClient[pb.StreamingInputCallRequest, pb.StreamingInputCallResponse](c, c.base+testPath+"StreamingInputCall", options...).CallClientStream(t.Context())
+				up := connect.NewClient[pb.StreamingInputCallRequest, pb.StreamingInputCallResponse](c, c.base+testPath+"StreamingInputCall",
+					options...).CallClientStream(t.Context())
 				var err error
 				for err == nil {
 					err = up.Send(&pb.StreamingInputCallRequest{Payload: payload(1000)})
@@ -222,7 +225,8 @@ func TestMaxTimeout(t *testing.T) {
 		t.Errorf("gRPC call = %v, want DeadlineExceeded", err)
 	}
 	c := s.httpClients(t)["h2c"]
-	both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"HalfDuplexCall").CallBidiStream(t.Context())
+	both := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c,
+		c.base+testPath+"HalfDuplexCall").CallBidiStream(t.Context())
 	if err := both.Send(nil); err != nil { // sends only the header
 		t.Fatal(err)
 	}

@@ -31,7 +31,8 @@ func newTracer(p trace.TracerProvider) tracer {
 // span is the span of one request. The zero span does nothing.
 type span struct{ trace.Span }
 
-func (t tracer) startSpan(ctx context.Context, name string, header http.Header, peer string, more ...attribute.KeyValue) (context.Context, span) {
+func (t tracer) startSpan(ctx context.Context, name string, header http.Header, peer string,
+	more ...attribute.KeyValue) (context.Context, span) {
 	w3c := propagation.TraceContext{}
 	ctx = w3c.Extract(ctx, propagation.HeaderCarrier(header))
 	if host, port, err := net.SplitHostPort(peer); err == nil {

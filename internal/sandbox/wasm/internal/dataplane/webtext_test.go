@@ -74,10 +74,13 @@ func TestWebText(t *testing.T) {
 	payload := bytes.Repeat([]byte("payload "), 5000)
 	request := webFrame(t, &pb.SimpleRequest{Payload: &pb.Payload{Body: payload}})
 	for way, c := range clients {
-		for _, contentType := range []string{"application/grpc-web-text", "application/grpc-web-text+proto", "application/grpc-web-text; charset=utf-8"} {
+		for _, contentType := range []string{"application/grpc-web-text", "application/grpc-web-text+proto",
+			"application/grpc-web-text; charset=utf-8"} {
 			for _, size := range []int{1 << 20, 5, 1000, 1} {
-				response, body := c.send(t, http.MethodPost, testPath+"UnaryCall", chunked(request, size), "Content-Type: "+contentType, "X-Grpc-Web: 1", "Echo-A: b")
-				if got, want := response.Header.Get("Content-Type"), strings.TrimSuffix(contentType, "; charset=utf-8"); got != want || response.Header.Get("Echo-A") != "b" {
+				response, body := c.send(t, http.MethodPost, testPath+"UnaryCall", chunked(request, size), "Content-Type: "+contentType,
+					"X-Grpc-Web: 1", "Echo-A: b")
+				if got, want := response.Header.Get("Content-Type"), strings.TrimSuffix(contentType, "; charset=utf-8"); got != want ||
+					response.Header.Get("Echo-A") != "b" {
 					t.Errorf("content type over %s = %q, want %q", way, got, want)
 				}
 				messages, trailer := webFrames(t, decodeText(t, body))
@@ -89,8 +92,10 @@ func TestWebText(t *testing.T) {
 			}
 		}
 		request := webFrame(t, &pb.SimpleRequest{ResponseStatus: &pb.EchoStatus{Code: 5, Message: "ümlaut"}})
-		response, body := c.send(t, http.MethodPost, testPath+"UnaryCall", base64.StdEncoding.EncodeToString(request), "Content-Type: application/grpc-web-text")
-		if h := response.Header; body != "" || h.Get("Grpc-Status") != "5" || h.Get("Grpc-Message") != "%C3%BCmlaut" || h.Get("Content-Type") != "application/grpc-web-text" {
+		response, body := c.send(t, http.MethodPost, testPath+"UnaryCall", base64.StdEncoding.EncodeToString(request),
+			"Content-Type: application/grpc-web-text")
+		if h := response.Header; body != "" || h.Get("Grpc-Status") != "5" || h.Get("Grpc-Message") != "%C3%BCmlaut" ||
+			h.Get("Content-Type") != "application/grpc-web-text" {
 			t.Errorf("failed call over %s = %v, %q; want NOT_FOUND", way, h, body)
 		}
 		response, _ = c.send(t, http.MethodPost, testPath+"None", "", "Content-Type: application/grpc-web-text+proto")
@@ -119,10 +124,12 @@ func TestWebTextStream(t *testing.T) {
 	const pause = 200 * time.Millisecond
 	request := &pb.StreamingOutputCallRequest{}
 	for size := range int32(4) {
-		request.ResponseParameters = append(request.ResponseParameters, &pb.ResponseParameters{Size: size, IntervalUs: int32(pause.Microseconds())})
+		request.ResponseParameters = append(request.ResponseParameters,
+			&pb.ResponseParameters{Size: size, IntervalUs: int32(pause.Microseconds())})
 	}
 	for way, c := range clients {
-		response, err := c.Post(c.base+testPath+"StreamingOutputCall", "application/grpc-web-text", strings.NewReader(chunked(webFrame(t, request), 4)))
+		response, err := c.Post(c.base+testPath+"StreamingOutputCall", "application/grpc-web-text",
+			strings.NewReader(chunked(webFrame(t, request), 4)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +160,8 @@ func TestWebTextStream(t *testing.T) {
 func TestWebTextReader(t *testing.T) {
 	want := bytes.Repeat([]byte{0, 0xfb, 0xff, 'a'}, 5000)
 	for _, size := range []int{1, 2, 3, 4, 5, 3071, 3072, 3073, len(want)} {
-		for name, through := range map[string]func(io.Reader) io.Reader{"byte": iotest.OneByteReader, "half": iotest.HalfReader, "data with EOF": iotest.DataErrReader} {
+		for name, through := range map[string]func(io.Reader) io.Reader{"byte": iotest.OneByteReader, "half": iotest.HalfReader,
+			"data with EOF": iotest.DataErrReader} {
 			text := strings.ReplaceAll(chunked(want, size), "AP", "A\r\nP") + "\n"
 			got, err := io.ReadAll(&webTextReader{ReadCloser: io.NopCloser(through(strings.NewReader(text)))})
 			if err != nil || !bytes.Equal(got, want) {

@@ -373,7 +373,8 @@ func serveNames(t *testing.T, report func(name string)) {
 }
 
 func TestCandidates(t *testing.T) {
-	r := newResolver(egress.DNS{Servers: []string{"10.0.0.1", "junk", "::1"}, Searches: []string{"a.test.", "b.test"}, Options: []string{"ndots:2", "timeout:99", "attempts:x"}}, nil)
+	r := newResolver(egress.DNS{Servers: []string{"10.0.0.1", "junk", "::1"}, Searches: []string{"a.test.", "b.test"},
+		Options: []string{"ndots:2", "timeout:99", "attempts:x"}}, nil)
 	if len(r.servers) != 2 || r.timeout != maxTimeout || r.attempts != defaultAttempts {
 		t.Errorf("newResolver = %+v", r)
 	}

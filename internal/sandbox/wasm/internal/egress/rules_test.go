@@ -85,7 +85,8 @@ func TestMayResolve(t *testing.T) {
 		port        uint16
 		want        bool
 	}{
-		{"*", "x.example", 1, true}, {"10.0.0.0/8:5", "x.example", 5, true}, {"10.0.0.0/8:5", "x.example", 6, false}, {"10.0.0.0/8:5", "x.example", 0, true},
+		{"*", "x.example", 1, true}, {"10.0.0.0/8:5", "x.example", 5, true}, {"10.0.0.0/8:5", "x.example", 6, false},
+		{"10.0.0.0/8:5", "x.example", 0, true},
 		{"a.example", "a.example", 9, true}, {"a.example", "b.example", 9, false}, {"none", "a.example", 9, false},
 	} {
 		r, err := ParseRules(c.rules)
@@ -99,7 +100,8 @@ func TestMayResolve(t *testing.T) {
 }
 
 func TestInvalidRules(t *testing.T) {
-	for _, text := range []string{"", " ", ",", "a,,b", "a:", "a:0", "a:65536", "a:9-8", "a:x", "10.0.0.1/8", "10.0.0.0/33", "fe80::1%eth0", "*.", "a b",
+	for _, text := range []string{"", " ", ",", "a,,b", "a:", "a:0", "a:65536", "a:9-8", "a:x", "10.0.0.1/8", "10.0.0.0/33", "fe80::1%eth0",
+		"*.", "a b",
 		"http://a", "a/b", "::ffff:1.2.3.4", "*.10.0.0.0/8", strings.Repeat("a", 64), strings.Repeat("a,", 300) + "a"} {
 		if _, err := ParseRules(text); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("ParseRules(%.20q) = %v, want ErrInvalidArgument", text, err)

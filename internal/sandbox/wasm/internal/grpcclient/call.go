@@ -117,7 +117,8 @@ func Start(ctx context.Context, state *wasi.State, transport http.RoundTripper, 
 }
 
 func errHeld() *dataplane.Status {
-	return dataplane.Errorf(codes.ResourceExhausted, "the component's outgoing calls need more memory than wasm.max_host_bytes or an instance's limit allows")
+	return dataplane.Errorf(codes.ResourceExhausted,
+		"the component's outgoing calls need more memory than wasm.max_host_bytes or an instance's limit allows")
 }
 
 // Notify makes the call wake the guest when Ready can have changed.

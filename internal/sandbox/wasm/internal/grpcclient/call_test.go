@@ -195,8 +195,9 @@ func (*service) UnaryCall(ctx context.Context, r *pb.SimpleRequest) (*pb.SimpleR
 	}
 	_, timed := ctx.Deadline()
 	return &pb.SimpleResponse{
-		Username: strings.Join(in["key"], ",") + strings.Join(in["key-bin"], ",") + strings.Join(in[":authority"], ","), ServerId: map[bool]string{true: "deadline"}[timed],
-		Payload: &pb.Payload{Body: make([]byte, r.GetResponseSize())},
+		Username: strings.Join(in["key"], ",") + strings.Join(in["key-bin"], ",") + strings.Join(in[":authority"], ","),
+		ServerId: map[bool]string{true: "deadline"}[timed],
+		Payload:  &pb.Payload{Body: make([]byte, r.GetResponseSize())},
 	}, nil
 }
 
@@ -396,7 +397,8 @@ func TestHeld(t *testing.T) {
 	g.meter.limit = 2*wasihttp.CallSize + 1<<20
 	first := g.start(t.Context(), "FullDuplexCall")
 	second := g.start(t.Context(), "FullDuplexCall")
-	_, st := Start(t.Context(), g.state, g.client, &Request{Target: g.target, Method: "/a/b", Timeout: -1, Metadata: []Entry{{"k", make([]byte, 1<<20)}}})
+	_, st := Start(t.Context(), g.state, g.client,
+		&Request{Target: g.target, Method: "/a/b", Timeout: -1, Metadata: []Entry{{"k", make([]byte, 1<<20)}}})
 	require.NotNil(t, st)
 	second.send(&pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 2 << 20}}})
 	second.wantCode(codes.ResourceExhausted, "wasm.max_host_bytes")
@@ -470,7 +472,8 @@ func TestHostileServers(t *testing.T) {
 		code   codes.Code
 		text   string
 	}{
-		"reset before the header": {func(f *http2.Framer, s uint32) { _ = f.WriteRSTStream(s, http2.ErrCodeEnhanceYourCalm) }, codes.ResourceExhausted, "ENHANCE_YOUR_CALM"},
+		"reset before the header": {func(f *http2.Framer, s uint32) { _ = f.WriteRSTStream(s, http2.ErrCodeEnhanceYourCalm) },
+			codes.ResourceExhausted, "ENHANCE_YOUR_CALM"},
 		"reset in mid-stream": {func(f *http2.Framer, s uint32) {
 			headers(f, s, false, goodHeader...)
 			_ = f.WriteRSTStream(s, http2.ErrCodeInternal)
@@ -505,9 +508,10 @@ func TestHostileServers(t *testing.T) {
 		"a redirect": {func(f *http2.Framer, s uint32) {
 			headers(f, s, true, ":status", "307", "location", "http://127.0.0.1:1/")
 		}, codes.Unknown, "307"},
-		"HTTP 503":   {func(f *http2.Framer, s uint32) { headers(f, s, true, ":status", "503") }, codes.Unavailable, "503"},
-		"a web page": {func(f *http2.Framer, s uint32) { headers(f, s, true, ":status", "200", "content-type", "text/html") }, codes.Unknown, "text/html"},
-		"gzip":       {func(f *http2.Framer, s uint32) { headers(f, s, false, with("grpc-encoding", "gzip")...) }, codes.Internal, "gzip"},
+		"HTTP 503": {func(f *http2.Framer, s uint32) { headers(f, s, true, ":status", "503") }, codes.Unavailable, "503"},
+		"a web page": {func(f *http2.Framer, s uint32) { headers(f, s, true, ":status", "200", "content-type", "text/html") }, codes.Unknown,
+			"text/html"},
+		"gzip": {func(f *http2.Framer, s uint32) { headers(f, s, false, with("grpc-encoding", "gzip")...) }, codes.Internal, "gzip"},
 		"a compressed message": {func(f *http2.Framer, s uint32) {
 			headers(f, s, false, goodHeader...)
 			_ = f.WriteData(s, false, []byte{1, 0, 0, 0, 1, 0})

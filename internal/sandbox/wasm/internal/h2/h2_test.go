@@ -110,8 +110,10 @@ func TestResponses(t *testing.T) {
 		"/a%20b?q=%3D#no": {"GET", "404 page not found\n", "19", "text/plain; charset=utf-8", 404},
 	} {
 		r, body := get(t, c, request(t, want.method, "http://"+address+path, nil))
-		if r.StatusCode != want.status || body != want.body || r.Header.Get("Content-Length") != want.length || r.Header.Get("Content-Type") != want.contentType {
-			t.Errorf("%s: got %d %q, length %q, type %q; want %+v", path, r.StatusCode, body, r.Header.Get("Content-Length"), r.Header.Get("Content-Type"), want)
+		if r.StatusCode != want.status || body != want.body || r.Header.Get("Content-Length") != want.length ||
+			r.Header.Get("Content-Type") != want.contentType {
+			t.Errorf("%s: got %d %q, length %q, type %q; want %+v", path, r.StatusCode, body, r.Header.Get("Content-Length"),
+				r.Header.Get("Content-Type"), want)
 		}
 		if _, err := time.Parse(http.TimeFormat, r.Header.Get("Date")); err != nil {
 			t.Errorf("%s: Date: %v", path, err)
@@ -138,7 +140,8 @@ func TestRequests(t *testing.T) {
 		seen <- r
 	})))
 	c := dialRaw(t, address)
-	c.request(1, false, "cookie", "a=1", "cookie", "b=2", "x-many", "1", "x-many", "2", "te", "trailers", "trailer", "x-end", "content-length", "4")
+	c.request(1, false, "cookie", "a=1", "cookie", "b=2", "x-many", "1", "x-many", "2", "te", "trailers", "trailer", "x-end", "content-length",
+		"4")
 	c.write(c.framer.WriteDataPadded(1, false, []byte("body"), make([]byte, 100)))
 	c.trailer(1)
 	c.write(c.send())
@@ -344,7 +347,8 @@ func TestLargeHeaders(t *testing.T) {
 	for i := range 2000 {
 		many = append(many, fmt.Sprintf("x-%d", i), strings.Repeat("y", 50))
 	}
-	for name, fields := range map[string][]string{"one": {"x-long", strings.Repeat("x", 100_000)}, "many": many, "long in hpack": {"x-long", strings.Repeat("~", 120_000)}} {
+	for name, fields := range map[string][]string{"one": {"x-long", strings.Repeat("x", 100_000)}, "many": many,
+		"long in hpack": {"x-long", strings.Repeat("~", 120_000)}} {
 		c := dialRaw(t, address)
 		c.block.Reset()
 		for i, fs := range [][]string{nil, fields, nil} {

@@ -223,7 +223,8 @@ func (c *conn) header(fields []hpack.HeaderField) (http.Header, error) {
 
 // checkField checks a field that must not be a pseudo-header field (RFC 9113, 8.2).
 func checkField(f hpack.HeaderField) error {
-	if !validName(f.Name) || !httpguts.ValidHeaderFieldValue(f.Value) || isConnectionSpecific(f.Name) || f.Name == "te" && f.Value != "trailers" {
+	if !validName(f.Name) || !httpguts.ValidHeaderFieldValue(f.Value) || isConnectionSpecific(f.Name) ||
+		f.Name == "te" && f.Value != "trailers" {
 		return errMalformed
 	}
 	return nil

@@ -75,8 +75,9 @@ type stream struct {
 // newStream returns the stream of a request. c.mu is held.
 func newStream(c *conn, id uint32, r *http.Request, ended bool, handler http.Handler) *stream {
 	st := &stream{
-		id: id, conn: c, handler: handler, begun: time.Now(), ended: ended, remaining: r.ContentLength, received: newInflow(c.server.StreamWindow),
-		window: c.initialWindow,
+		id: id, conn: c, handler: handler, begun: time.Now(), ended: ended, remaining: r.ContentLength,
+		received: newInflow(c.server.StreamWindow),
+		window:   c.initialWindow,
 	}
 	st.readable.L, st.writable.L = &c.mu, &c.mu
 	st.response.stream = st

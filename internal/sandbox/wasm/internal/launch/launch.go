@@ -1,5 +1,5 @@
-// Package launch starts tripod-wasm: briefly and without privileges, to read untrusted input, or as a process that outlives the
-// daemon.
+// Package launch starts tripod-wasm, and opens what its processes inherit. It starts it briefly and without privileges, to read
+// untrusted input, or as a process that outlives the daemon.
 //
 //	daemon ──Unprivileged──▶ compiler · worker of a standalone component       ends with the daemon
 //	   └─────Lasting───────▶ worker · dialer                                   keeps its sockets, log and ready pipe
@@ -90,7 +90,8 @@ func (p Program) Unprivileged(ctx context.Context, inherited []*os.File, args ..
 // Lasting creates sockets and a log in a directory, and the command of a process that inherits them and outlives the
 // daemon: the sockets from workerapi.FDControl on, and then the pipe where it reports that it is ready. See Started and
 // AwaitReady.
-func (p Program) Lasting(ctx context.Context, dir string, sockets []string, mode string, config any) (ready *os.File, cmd *exec.Cmd, err error) {
+func (p Program) Lasting(ctx context.Context, dir string, sockets []string, mode string,
+	config any) (ready *os.File, cmd *exec.Cmd, err error) {
 	var files []*os.File
 	defer func() {
 		if err != nil {

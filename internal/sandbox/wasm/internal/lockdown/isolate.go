@@ -25,7 +25,8 @@ func Isolate() error {
 	}{
 		{"make mounts private", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
 		{"mount an empty root", func() error {
-			return unix.Mount("tripod-wasm", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, fmt.Sprintf("mode=0755,size=64k,nr_inodes=16,uid=%d,gid=%d", os.Getuid(), os.Getgid()))
+			return unix.Mount("tripod-wasm", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+				fmt.Sprintf("mode=0755,size=64k,nr_inodes=16,uid=%d,gid=%d", os.Getuid(), os.Getgid()))
 		}},
 		{"make /proc", func() error { return os.Mkdir(root+"/proc", 0o555) }},
 		{"mount /proc", func() error { return mountProc(root + "/proc") }},

@@ -99,7 +99,8 @@ func lockedDown() (map[string]string, error) {
 	})
 	status, err := os.ReadFile("/proc/self/status")
 	for line := range strings.Lines(string(status)) {
-		if key, v, _ := strings.Cut(strings.TrimSpace(line), ":\t"); strings.HasPrefix(key, "Cap") || key == "NoNewPrivs" || key == "Seccomp" || key == "Uid" || key == "Groups" {
+		if key, v, _ := strings.Cut(strings.TrimSpace(line), ":\t"); strings.HasPrefix(key, "Cap") || key == "NoNewPrivs" || key == "Seccomp" ||
+			key == "Uid" || key == "Groups" {
 			report[key] = v
 		}
 	}

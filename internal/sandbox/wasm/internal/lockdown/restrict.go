@@ -76,7 +76,8 @@ var (
 	// Files: the guests' directories, and logs.
 	files = []string{
 		"pread64", "pwrite64", "preadv", "pwritev", "preadv2", "pwritev2", "lseek", "openat", "openat2", "open",
-		"fstat", "newfstatat", "stat", "lstat", "statx", "fstatfs", "statfs", "access", "faccessat", "faccessat2", "getdents64", "readlink", "readlinkat",
+		"fstat", "newfstatat", "stat", "lstat", "statx", "fstatfs", "statfs", "access", "faccessat", "faccessat2", "getdents64", "readlink",
+		"readlinkat",
 		"mkdirat", "unlinkat", "renameat", "renameat2", "linkat", "symlinkat", "utimensat", "ftruncate", "fallocate",
 		"fsync", "fdatasync", "sync_file_range", "fadvise64", "copy_file_range", "sendfile", "splice", "flock", "fcntl",
 		"dup", "dup2", "dup3", "pipe2", "getcwd", "umask",

@@ -103,7 +103,8 @@ func TestStore(t *testing.T) {
 		key        string
 		old, value []byte
 		want       bool
-	}{{"s", []byte{}, []byte("1"), false}, {"s", nil, []byte("1"), true}, {"s", nil, []byte("2"), false}, {"s", []byte("2"), []byte("3"), false}, {"s", []byte("1"), []byte{}, true}, {"s", []byte{}, []byte("4"), true}} {
+	}{{"s", []byte{}, []byte("1"), false}, {"s", nil, []byte("1"), true}, {"s", nil, []byte("2"), false},
+		{"s", []byte("2"), []byte("3"), false}, {"s", []byte("1"), []byte{}, true}, {"s", []byte{}, []byte("4"), true}} {
 		if swapped, err := s.Swap(t.Context(), c.key, c.old, c.value); err != nil || swapped != c.want {
 			t.Errorf("Swap(%q, %q, %q) = %v, %v; want %v", c.key, c.old, c.value, swapped, err, c.want)
 		}
@@ -171,10 +172,12 @@ func TestLimits(t *testing.T) {
 	dir := t.TempDir()
 	s := New(dir, Limits{Bytes: 1000, Keys: 3})
 	s.mustSet(t, "a", "1", "b", "2")
-	if err := s.Set(t.Context(), wasi.Pair{Key: "c"}, wasi.Pair{Key: "d"}); !errors.Is(err, errFull) || !strings.Contains(err.Error(), "4 of 3 keys") {
+	if err := s.Set(t.Context(), wasi.Pair{Key: "c"}, wasi.Pair{Key: "d"}); !errors.Is(err, errFull) ||
+		!strings.Contains(err.Error(), "4 of 3 keys") {
 		t.Errorf("too many keys: %v", err)
 	}
-	if err := s.Set(t.Context(), wasi.Pair{Key: "a", Value: []byte("new")}, wasi.Pair{Key: "c", Value: make([]byte, 900)}); !errors.Is(err, errFull) || !strings.Contains(err.Error(), "of 1000 bytes") {
+	if err := s.Set(t.Context(), wasi.Pair{Key: "a", Value: []byte("new")}, wasi.Pair{Key: "c", Value: make([]byte, 900)}); !errors.Is(err,
+		errFull) || !strings.Contains(err.Error(), "of 1000 bytes") {
 		t.Errorf("too many bytes: %v", err)
 	}
 	if a, c := s.mustGet(t, "a"), s.mustGet(t, "c"); a != "1" || c != "none" {
@@ -210,7 +213,8 @@ func TestFileIsBounded(t *testing.T) {
 	s := New(t.TempDir(), Limits{Bytes: 8 << 20, Keys: 1000})
 	value := bytes.Repeat([]byte{'x'}, 4<<20)
 	for i := range 60 {
-		if err := s.Set(t.Context(), wasi.Pair{Key: fmt.Sprint(i % 3), Value: value[:len(value)*(i%5)/5]}); err != nil && !errors.Is(err, errFull) {
+		if err := s.Set(t.Context(), wasi.Pair{Key: fmt.Sprint(i % 3), Value: value[:len(value)*(i%5)/5]}); err != nil &&
+			!errors.Is(err, errFull) {
 			t.Fatal(err)
 		}
 	}

@@ -100,7 +100,8 @@ func TestStore(t *testing.T) {
 	for _, s := range []struct {
 		old, value []byte
 		want       bool
-	}{{[]byte{}, []byte("x"), false}, {nil, []byte("1"), true}, {nil, []byte("2"), false}, {[]byte("0"), []byte("2"), false}, {[]byte("1"), []byte("2"), true}} {
+	}{{[]byte{}, []byte("x"), false}, {nil, []byte("1"), true}, {nil, []byte("2"), false}, {[]byte("0"), []byte("2"), false},
+		{[]byte("1"), []byte("2"), true}} {
 		swapped, err := c.Swap(ctx, "cas", s.old, s.value)
 		require.NoError(t, err)
 		require.Equal(t, s.want, swapped, "swap %q for %q", s.old, s.value)
@@ -306,8 +307,10 @@ func TestParseURL(t *testing.T) {
 		require.Equal(t, want, got, text)
 	}
 	for _, text := range []string{
-		"", "redis", "http://secret@redis", "redis://:secret@", "redis://:secret@redis:x", "redis://:secret@redis:0", "redis://:secret@redis/x", "redis:secret",
-		"redis://:secret@redis?db=1", "redis://:secret@redis#x", "redis://:secret@redis/70000", "redis://x?prefix=" + strings.Repeat("secret", 1000), "redis://:secret%zz@redis",
+		"", "redis", "http://secret@redis", "redis://:secret@", "redis://:secret@redis:x", "redis://:secret@redis:0", "redis://:secret@redis/x",
+		"redis:secret",
+		"redis://:secret@redis?db=1", "redis://:secret@redis#x", "redis://:secret@redis/70000",
+		"redis://x?prefix=" + strings.Repeat("secret", 1000), "redis://:secret%zz@redis",
 	} {
 		_, err := ParseURL(text)
 		require.True(t, errdefs.IsInvalidArgument(err), "%q: %v", text, err)

@@ -80,7 +80,8 @@ func refresh(c ServeConfig, identity *dataplane.TLS, last dataplane.Material) da
 	if err == nil && c.Certificate == "" {
 		next.Certificate, next.Key = last.Certificate, last.Key
 	}
-	if err == nil && bytes.Equal(next.Certificate, last.Certificate) && bytes.Equal(next.Key, last.Key) && bytes.Equal(next.ClientCAs, last.ClientCAs) {
+	if err == nil && bytes.Equal(next.Certificate, last.Certificate) && bytes.Equal(next.Key, last.Key) &&
+		bytes.Equal(next.ClientCAs, last.ClientCAs) {
 		return last
 	}
 	if err == nil {

@@ -44,7 +44,8 @@ func servedCertificate(t *testing.T, identity *dataplane.TLS) string {
 func TestRouteCertificate(t *testing.T) {
 	dir := t.TempDir()
 	c := ServeConfig{
-		Address: "127.0.0.1:0", Certificate: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), Logger: slog.New(slog.DiscardHandler),
+		Address: "127.0.0.1:0", Certificate: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"),
+		Logger: slog.New(slog.DiscardHandler),
 	}
 	if _, _, err := serverTLS(c); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("serverTLS with missing files = %v, want ErrNotExist", err)

@@ -61,7 +61,8 @@ func Open(ctx context.Context, rc Config, c ServeConfig) (stop func(), err error
 
 // Serve listens on the addresses and serves r in the background until the returned Server is shut down.
 func Serve(ctx context.Context, r *Router, c ServeConfig) (*dataplane.Server, error) {
-	server, err := dataplane.NewServer(dataplane.Config{Handler: r, TLS: c.TLS, Name: "route", Group: c.Group, Connections: c.Connections, Logger: c.Logger})
+	server, err := dataplane.NewServer(dataplane.Config{Handler: r, TLS: c.TLS, Name: "route", Group: c.Group, Connections: c.Connections,
+		Logger: c.Logger})
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,7 @@ func refuse(w http.ResponseWriter, req *http.Request, err error) {
 	}
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Grpc-Status", strconv.Itoa(int(r.code())))
-	w.Header().Set("Grpc-Message", strings.ReplaceAll(r.message, "%", "%25")) // nothing else to encode: names in the message are ASCII or quoted
+	// nothing else to encode: names in the message are ASCII or quoted
+	w.Header().Set("Grpc-Message", strings.ReplaceAll(r.message, "%", "%25"))
 	w.WriteHeader(http.StatusOK)
 }

@@ -152,7 +152,8 @@ func componentOf(authority string) (string, bool) {
 func (r *Router) serving(path string) (string, error) {
 	service, _, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if !ok || service == "" {
-		return "", &refusal{http.StatusNotFound, fmt.Sprintf("path %q names no service; name a component with the header %q", path, strings.ToLower(HeaderComponent))}
+		return "", &refusal{http.StatusNotFound,
+			fmt.Sprintf("path %q names no service; name a component with the header %q", path, strings.ToLower(HeaderComponent))}
 	}
 	var found []string
 	for component, containers := range r.Components.All() {
@@ -213,7 +214,8 @@ func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 			return response, nil
 		}
 		containers = slices.DeleteFunc(containers, func(c string) bool { return c == container })
-		if _, unreached := errors.AsType[*unreachedError](err); !unreached || body.read.Load() || len(containers) == 0 || req.Context().Err() != nil {
+		if _, unreached := errors.AsType[*unreachedError](err); !unreached || body.read.Load() || len(containers) == 0 ||
+			req.Context().Err() != nil {
 			return nil, err
 		}
 		r.Logger.Debug("container not reached, trying another", "container", container, "err", err)

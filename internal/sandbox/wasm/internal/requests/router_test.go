@@ -173,7 +173,8 @@ func newRig(t *testing.T, change ...func(*Config)) *rig {
 		t.Fatal(err)
 	}
 	r.tlsAddress, r.clearAddress = freeAddress(t), freeAddress(t)
-	r.server, err = Serve(t.Context(), r.router, ServeConfig{Address: r.tlsAddress, Cleartext: r.clearAddress, TLS: identity, Logger: config.Logger})
+	r.server, err = Serve(t.Context(), r.router,
+		ServeConfig{Address: r.tlsAddress, Cleartext: r.clearAddress, TLS: identity, Logger: config.Logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,10 +226,11 @@ func TestRouting(t *testing.T) {
 		options []grpc.DialOption
 		want    string
 	}{
-		"header":                  {withHeader, nil, named + "#0"},
-		"authority":               {t.Context(), []grpc.DialOption{grpc.WithAuthority(strings.ReplaceAll(named, "@", "%40"))}, named + "#0"},
-		"path":                    {t.Context(), nil, testComponent + "#5"},
-		"header before authority": {withHeader, []grpc.DialOption{grpc.WithAuthority(strings.ReplaceAll(testComponent, "@", "%40"))}, named + "#0"},
+		"header":    {withHeader, nil, named + "#0"},
+		"authority": {t.Context(), []grpc.DialOption{grpc.WithAuthority(strings.ReplaceAll(named, "@", "%40"))}, named + "#0"},
+		"path":      {t.Context(), nil, testComponent + "#5"},
+		"header before authority": {withHeader, []grpc.DialOption{grpc.WithAuthority(strings.ReplaceAll(testComponent, "@", "%40"))},
+			named + "#0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := r.client(t, test.options...).UnaryCall(test.ctx, &pb.SimpleRequest{})
@@ -245,13 +247,15 @@ func TestRouting(t *testing.T) {
 		})
 	}
 	// A client cannot choose a container.
-	got, err := r.client(t).UnaryCall(metadata.AppendToOutgoingContext(t.Context(), workerapi.HeaderContainer, named+"#0"), &pb.SimpleRequest{})
+	got, err := r.client(t).UnaryCall(metadata.AppendToOutgoingContext(t.Context(), workerapi.HeaderContainer, named+"#0"),
+		&pb.SimpleRequest{})
 	if err != nil || got.Username != testComponent+"#5" {
 		t.Errorf("container of a request with %s = %q, %v; want %q", workerapi.HeaderContainer, got.GetUsername(), err, testComponent+"#5")
 	}
 	h3 := &http3.Transport{TLSClientConfig: &tls.Config{RootCAs: r.roots}}
 	defer h3.Close()
-	client := connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](&http.Client{Transport: h3}, "https://"+r.tlsAddress+"/grpc.testing.TestService/UnaryCall", connect.WithGRPC())
+	client := connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](&http.Client{Transport: h3},
+		"https://"+r.tlsAddress+"/grpc.testing.TestService/UnaryCall", connect.WithGRPC())
 	request := connect.NewRequest(&pb.SimpleRequest{})
 	request.Header().Set("Component", named)
 	response, err := client.CallUnary(t.Context(), request)

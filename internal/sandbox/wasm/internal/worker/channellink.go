@@ -82,7 +82,8 @@ func (p *port) reliable() bool { return p.flags.QoS() > 0 }
 // connect takes over a new connection to the daemon, and closes the previous one. It returns false if the pod has
 // ended.
 func (c *channels) connect(conn net.Conn) bool {
-	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), announced: map[int]*port{}, greeted: make(chan struct{}), gone: make(chan struct{}), ended: make(chan struct{})}
+	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), announced: map[int]*port{},
+		greeted: make(chan struct{}), gone: make(chan struct{}), ended: make(chan struct{})}
 	for {
 		c.mu.Lock()
 		old := c.backlog.link

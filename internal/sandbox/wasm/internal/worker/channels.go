@@ -132,7 +132,8 @@ func (c *channels) number(p *port) error {
 	for p.fd = 0; c.ports[p.fd] != nil; p.fd++ {
 	}
 	if p.fd >= channel.MaxChannels {
-		return fmt.Errorf("channel on %q: the module has %d channels open, which is the limit: %w", p.topic, channel.MaxChannels, errdefs.ErrResourceExhausted)
+		return fmt.Errorf("channel on %q: the module has %d channels open, which is the limit: %w", p.topic, channel.MaxChannels,
+			errdefs.ErrResourceExhausted)
 	}
 	c.ports[p.fd] = p
 	c.backlog.writer.wake()

@@ -64,7 +64,8 @@ func ch(name, topic string, flags channel.Flags) channel.Channel {
 // run starts the loaded module with arguments.
 func run(tb testing.TB, w *Worker, id string, channels []channel.Channel, args ...string) {
 	tb.Helper()
-	_, err := w.Start(context.Background(), workerapi.PodSpec{ID: id, Digest: "d", Args: append([]string{"prog"}, args...), Channels: channels})
+	_, err := w.Start(context.Background(),
+		workerapi.PodSpec{ID: id, Digest: "d", Args: append([]string{"prog"}, args...), Channels: channels})
 	require.NoError(tb, err)
 }
 
@@ -118,7 +119,8 @@ func connectOld(tb testing.TB, w *Worker, id string) *daemon {
 // settle settles what the daemon has read.
 func (d *daemon) settle() {
 	d.tb.Helper()
-	require.NoError(d.tb, d.conn.Write(channel.Message{Header: channel.Header{Control: true, Arg: channel.Settled}, Payload: channel.AppendSettled(nil, d.read)}))
+	require.NoError(d.tb, d.conn.Write(channel.Message{Header: channel.Header{Control: true, Arg: channel.Settled},
+		Payload: channel.AppendSettled(nil, d.read)}))
 }
 
 // next reads a frame and formats it as text.
@@ -334,7 +336,8 @@ func TestChannelsOfAShortModule(t *testing.T) {
 func TestChannelsOfASlowDaemon(t *testing.T) {
 	w := channelWorker(t)
 	const many = 3 * maxBacklogMessages
-	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(many), "w")
+	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io",
+		fmt.Sprint(many), "w")
 	d := connect(t, w, "a")
 	d.expect("open 0 r start")
 	d.send(0, "go")
@@ -389,7 +392,8 @@ func (w *Worker) mustStats(tb testing.TB, id string) workerapi.Stats {
 // TestChannelsOfAStuckDaemon checks that a daemon that stops reading delays neither the module nor its exit for long.
 func TestChannelsOfAStuckDaemon(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(3*maxBacklogMessages), "w")
+	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io",
+		fmt.Sprint(3*maxBacklogMessages), "w")
 	d := connect(t, w, "a")
 	d.expect("open 0 r start")
 	d.send(0, "go") // from here on the daemon does not read
@@ -412,7 +416,8 @@ func TestChannelsRefused(t *testing.T) {
 	for name, all := range map[string][]channel.Channel{
 		"no name": {ch("", "t", channel.Read)}, "a path": {ch("a/b", "t", channel.Read)}, "parent": {ch("..", "t", channel.Read)},
 		"twice": {ch("a", "t", channel.Read), ch("a", "u", channel.Read)}, "no mode": {ch("a", "t", channel.QoS1)},
-		"wildcard to write": {ch("a", "t/#", channel.ReadWrite)}, "no topic": {ch("a", "", channel.Read)}, "NUL": {ch("a\x00", "t", channel.Read)},
+		"wildcard to write": {ch("a", "t/#", channel.ReadWrite)}, "no topic": {ch("a", "", channel.Read)},
+		"NUL": {ch("a\x00", "t", channel.Read)},
 	} {
 		_, err := w.Start(t.Context(), workerapi.PodSpec{ID: "a", Digest: "d", Channels: all})
 		require.ErrorIs(t, err, errdefs.ErrInvalidArgument, name)
@@ -503,7 +508,8 @@ func BenchmarkPublish(b *testing.B) {
 		f.Close()
 	}
 	defer ends[1].Close()
-	run(b, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
+	run(b, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io",
+		fmt.Sprint(b.N), "w")
 	require.NoError(b, w.Channels(context.Background(), "a", ends[0]))
 	d := &daemon{tb: b, conn: channel.NewConn(ends[1], channel.ConnOptions{}), raw: ends[1], reliable: map[int]bool{}}
 	d.settle()

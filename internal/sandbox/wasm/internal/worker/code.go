@@ -131,7 +131,8 @@ func parseSchema(c workerapi.Code) (*protowit.Schema, error) {
 // parseServices sets the methods of a component in the raw world.
 func (c *code) parseServices(from workerapi.Code) error {
 	if len(from.Descriptors) == 0 {
-		return fmt.Errorf("the component exports %s, but its image has no protobuf descriptors: %w", protowit.HandlerInterface, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the component exports %s, but its image has no protobuf descriptors: %w", protowit.HandlerInterface,
+			errdefs.ErrInvalidArgument)
 	}
 	files, services, err := protowit.ParseServices(from.Descriptors, from.Services...)
 	if err != nil {
@@ -183,7 +184,8 @@ func (c *code) bind() (err error) {
 		c.handle, err = c.engine.Func(rawSignature())
 	case engine.WorldMessages:
 		i := wasi.MessageHandler()
-		c.handle, err = c.engine.Func(engine.Signature{Interface: i.Name, Name: i.Funcs[0].Name, Params: i.Funcs[0].Params, Result: i.Funcs[0].Result})
+		c.handle, err = c.engine.Func(engine.Signature{Interface: i.Name, Name: i.Funcs[0].Name, Params: i.Funcs[0].Params,
+			Result: i.Funcs[0].Result})
 	case engine.WorldGRPC:
 		c.bound = make(map[*dataplane.Method]*boundMethod, len(c.schema.Methods))
 		for _, m := range c.schema.Methods {

@@ -160,7 +160,8 @@ func (o *podEgress) transport(config *tls.Config) *http.Transport {
 		MaxIdleConns: maxIdleConns, MaxIdleConnsPerHost: maxIdlePerHost, IdleConnTimeout: idleConnTime,
 		TLSHandshakeTimeout: handshakeTime, ExpectContinueTimeout: continueTime,
 		MaxResponseHeaderBytes: maxAnswerHeader, ReadBufferSize: connBuffer, WriteBufferSize: connBuffer,
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: wasihttp.StreamWindow, MaxReceiveBufferPerConnection: connWindow, WriteByteTimeout: stuckTime},
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: wasihttp.StreamWindow, MaxReceiveBufferPerConnection: connWindow,
+			WriteByteTimeout: stuckTime},
 	}
 }
 

@@ -73,7 +73,10 @@ func TestConnectionOption(t *testing.T) {
 			fmt.Fprint(conn, "HTTP/1.1 204 No Content\r\n\r\n")
 		}
 	}
-	h2 := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { sent <- fmt.Sprint(r.Proto, " ", r.Header) }))
+	h2 := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter,
+		r *http.Request) {
+		sent <- fmt.Sprint(r.Proto, " ", r.Header)
+	}))
 	h2.EnableHTTP2 = true
 	h2.StartTLS()
 	defer h2.Close()

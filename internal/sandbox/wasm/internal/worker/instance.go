@@ -49,7 +49,8 @@ func (s stdio) flush() { _, _ = s.out.Close(), s.err.Close() }
 // while it sleeps keeps its thread until it wakes up.
 func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest, error) {
 	if limit := 2*limits.Concurrency + maxIdle; p.account.Instances() >= limit {
-		return nil, fmt.Errorf("the component has reached its limit of %d instances, which includes killed ones that are still asleep: %w", limit, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("the component has reached its limit of %d instances, which includes killed ones that are still asleep: %w", limit,
+			errdefs.ErrResourceExhausted)
 	}
 	g := &guest{stdio: p.output.stdio(), begun: time.Now()}
 	options := engine.InstanceOptions{

@@ -24,8 +24,9 @@ func TestLossesAreLogged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "log")
 	log, err := os.Create(file)
 	require.NoError(t, err)
-	_, err = w.Start(context.Background(), workerapi.PodSpec{ID: "a", Digest: "d", Component: "relay", Args: []string{"prog", "sleep", "/ch/io", "600"},
-		Channels: []channel.Channel{ch("io", "t/a", channel.ReadWrite)}, Log: workerapi.File{File: log}})
+	_, err = w.Start(context.Background(),
+		workerapi.PodSpec{ID: "a", Digest: "d", Component: "relay", Args: []string{"prog", "sleep", "/ch/io", "600"},
+			Channels: []channel.Channel{ch("io", "t/a", channel.ReadWrite)}, Log: workerapi.File{File: log}})
 	require.NoError(t, err)
 	opened(t, w, "a", 1)
 	p, err := w.pod("a")
@@ -48,7 +49,8 @@ func TestLossesAreLogged(t *testing.T) {
 		counts []int
 	}{{"component", []int{1, 2}}, {"daemon", []int{1, 4 + maxBacklogMessages}}} { // what still waited at the end is lost, too
 		for _, n := range one.counts {
-			require.Contains(t, string(text), fmt.Sprintf("dropped %d messages of channel \"io\" (topic \"t/a\") that the %s did not read in time", n, one.reader))
+			require.Contains(t, string(text),
+				fmt.Sprintf("dropped %d messages of channel \"io\" (topic \"t/a\") that the %s did not read in time", n, one.reader))
 			require.Contains(t, workerLog.String(), fmt.Sprintf("pod=a component=relay channel=io topic=t/a reader=%s messages=%d\n", one.reader, n))
 		}
 	}

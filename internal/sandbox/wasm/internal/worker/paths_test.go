@@ -103,8 +103,9 @@ func agree(t *testing.T, component string, quick ...bool) {
 	}
 	long := append([]byte("\x0a\x80\x80\x40"), bytes.Repeat([]byte("a"), 1<<20)...)
 	for name, request := range map[string][]byte{
-		"a name": []byte("\x0a\x03Ada"), "another language": []byte("\x0a\x03Ada\x10\x01"), "an error": nil, "Unicode": []byte("\x0a\x04\xf0\x9f\x90\x99"),
-		"1 MiB": long, "an unknown field": []byte("\x0a\x03Ada\xa0\x06\x01"), "no protobuf": []byte("\xff"),
+		"a name": []byte("\x0a\x03Ada"), "another language": []byte("\x0a\x03Ada\x10\x01"), "an error": nil,
+		"Unicode": []byte("\x0a\x04\xf0\x9f\x90\x99"),
+		"1 MiB":   long, "an unknown field": []byte("\x0a\x03Ada\xa0\x06\x01"), "no protobuf": []byte("\xff"),
 	} {
 		var calls []*oneCall
 		var errs []error

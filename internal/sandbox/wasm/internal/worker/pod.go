@@ -102,7 +102,8 @@ type counts struct {
 func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 	p := &pod{worker: w, spec: spec, code: c, done: make(chan struct{})}
 	p.alive, p.kill = context.WithCancelCause(context.Background())
-	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning, StartedAt: time.Now()}
+	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning,
+		StartedAt: time.Now()}
 	p.snapshots.pod, p.snapshots.patience = p, snapshotPatience
 	p.preopens, p.configVolumes = preopens(spec.Mounts), configVolumes(spec.Mounts)
 	p.blobs = blobs(spec.Mounts)
@@ -175,7 +176,8 @@ func (p *pod) watch() {
 	p.status.ExitCode, p.status.Reason, p.status.Message = e.code, e.reason, e.message
 	status := p.status
 	p.mu.Unlock()
-	p.worker.logger.Info("pod exited", "pod", p.spec.ID, "component", p.spec.Component, "code", e.code, "reason", e.reason, "message", e.message)
+	p.worker.logger.Info("pod exited", "pod", p.spec.ID, "component", p.spec.Component, "code", e.code, "reason", e.reason, "message",
+		e.message)
 	p.worker.config.Publish(workerapi.Event{Exited: &status})
 	close(p.done)
 }
@@ -205,7 +207,8 @@ func (p *pod) release() {
 
 // reportLoss writes dropped channel messages to the pod's log and to the worker's.
 func (p *pod) reportLoss(l loss, messages int) {
-	p.output.logLine(fmt.Sprintf("tripod: dropped %d messages of channel %q (topic %q) that the %s did not read in time", messages, l.channel, l.topic, l.reader))
+	p.output.logLine(fmt.Sprintf("tripod: dropped %d messages of channel %q (topic %q) that the %s did not read in time", messages, l.channel,
+		l.topic, l.reader))
 	p.worker.logger.Warn("channel messages dropped", "pod", p.spec.ID, "component", p.spec.Component, "channel", l.channel, "topic", l.topic,
 		"reader", l.reader, "messages", messages)
 }

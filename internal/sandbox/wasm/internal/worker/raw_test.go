@@ -24,7 +24,8 @@ const sumProto = examples + "raw-c/sum.proto"
 // rawServer starts a pod with a guest of the raw world and the services of sum.proto.
 func rawServer(tb testing.TB, binary string, limits workerapi.Limits, memory int64) *server {
 	tb.Helper()
-	return newServingOn(tb, channelEngine(), binary, sumProto, workerapi.PodSpec{Limits: limits, Resources: workerapi.Resources{MemoryBytes: memory}})
+	return newServingOn(tb, channelEngine(), binary, sumProto,
+		workerapi.PodSpec{Limits: limits, Resources: workerapi.Resources{MemoryBytes: memory}})
 }
 
 // faulty returns the method of testdata/raw-faults.c with a fault. Endless ones are streaming methods, whose only limit

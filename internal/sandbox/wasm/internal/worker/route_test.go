@@ -30,7 +30,8 @@ func twoMemories() []byte {
 // engine does once it has compiled the guest: for the examples and the guests of tests, in all worlds and on both paths.
 func TestRouteIsTheEngines(t *testing.T) {
 	guests := map[string][]byte{"two memories": twoMemories()}
-	for _, pattern := range []string{examples + "*/*.wasm", "testdata/*.wasm", "../../program/testdata/*/*.wasm", "../../../../component/engine/testdata/*.wasm"} {
+	for _, pattern := range []string{examples + "*/*.wasm", "testdata/*.wasm", "../../program/testdata/*/*.wasm",
+		"../../../../component/engine/testdata/*.wasm"} {
 		files, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)

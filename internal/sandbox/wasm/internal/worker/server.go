@@ -39,7 +39,8 @@ type server struct {
 }
 
 func newServer(p *pod) *server {
-	return &server{pod: p, pool: pool{pod: p}, counter: dataplane.NewMetrics(), tracer: p.worker.spans.provider(p.spec), ended: make(chan exit, 1)}
+	return &server{pod: p, pool: pool{pod: p}, counter: dataplane.NewMetrics(), tracer: p.worker.spans.provider(p.spec),
+		ended: make(chan exit, 1)}
 }
 
 func (s *server) start() error {

@@ -204,7 +204,8 @@ func renamed(t *testing.T, guest, from, to string) string {
 // initialized when it was built.
 func TestWarmAlone(t *testing.T) {
 	guest := renamed(t, "testdata/snapshot.wasm", "#prepare", "#not-now")
-	for env, want := range map[string]string{"": "", "WARM=call": "tripod:grpc/raw@0.1.0#receive", "WARM=clock": "time of day", "START=clock": "time of day"} {
+	for env, want := range map[string]string{"": "", "WARM=call": "tripod:grpc/raw@0.1.0#receive", "WARM=clock": "time of day",
+		"START=clock": "time of day"} {
 		s := serverOf(t, guest, workerapi.Limits{RequestTimeout: time.Hour}, env)
 		warmed := map[bool]string{true: "1 warmed", false: "0 warmed"}[want == ""]
 		for range 3 {

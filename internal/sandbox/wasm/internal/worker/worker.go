@@ -77,7 +77,8 @@ func New(c Config) *Worker {
 		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
 		connections: connlimit.NewGroup(c.Logger),
 		codes:       map[string]*code{}, pods: map[string]*pod{}, router: newRouter(), account: engine.NewAccount(0),
-		ahead: semaphore.NewWeighted(dataplane.AheadMemory), unasked: semaphore.NewWeighted(c.Unasked), capturing: semaphore.NewWeighted(1), daemon: &presence{},
+		ahead: semaphore.NewWeighted(dataplane.AheadMemory), unasked: semaphore.NewWeighted(c.Unasked), capturing: semaphore.NewWeighted(1),
+		daemon: &presence{},
 	}
 	if c.Spans {
 		w.spans = newSpans(c.Publish)

@@ -87,8 +87,9 @@ func (k *Keeper) launch(ctx context.Context, w *Worker, own *place) (err error) 
 // prepare creates the worker's sockets, its log and the command that inherits them.
 func (k *Keeper) prepare(ctx context.Context, w *Worker) (ready *os.File, cmd *exec.Cmd, err error) {
 	config := workerapi.WorkerConfig{
-		Name: w.Name, UID: k.cfg.Program.UID, GID: k.cfg.Program.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory, Connections: k.cfg.Connections,
-		LogLevel: k.cfg.LogLevel, LogSizeMax: k.cfg.LogSizeMax, Spans: k.cfg.Spans != nil, Isolated: true,
+		Name: w.Name, UID: k.cfg.Program.UID, GID: k.cfg.Program.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory,
+		Connections: k.cfg.Connections,
+		LogLevel:    k.cfg.LogLevel, LogSizeMax: k.cfg.LogSizeMax, Spans: k.cfg.Spans != nil, Isolated: true,
 	}
 	return k.cfg.Program.Lasting(ctx, w.Dir, []string{launch.ControlSocket, launch.DataSocket}, "worker", config)
 }

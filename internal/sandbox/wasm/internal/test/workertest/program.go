@@ -231,7 +231,8 @@ func Pids(program, mode string) (pids []string) {
 	for _, file := range files {
 		cmdline, _ := os.ReadFile(file)
 		parent, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "status"))
-		if strings.HasPrefix(string(cmdline), filepath.Base(program)+"\x00"+mode) && strings.Contains(string(parent), "\nPPid:\t"+strconv.Itoa(os.Getpid())+"\n") {
+		if strings.HasPrefix(string(cmdline), filepath.Base(program)+"\x00"+mode) &&
+			strings.Contains(string(parent), "\nPPid:\t"+strconv.Itoa(os.Getpid())+"\n") {
 			pids = append(pids, filepath.Base(filepath.Dir(file)))
 		}
 	}
@@ -264,7 +265,8 @@ func WorkerPids(program string) (pids []string) {
 	for _, dir := range dirs {
 		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
 		stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
-		if (strings.HasPrefix(string(cmdline), program+"\x00worker") || strings.HasPrefix(string(cmdline), program+"\x00dialer")) && !strings.Contains(string(stat), ") Z ") {
+		if (strings.HasPrefix(string(cmdline), program+"\x00worker") || strings.HasPrefix(string(cmdline), program+"\x00dialer")) &&
+			!strings.Contains(string(stat), ") Z ") {
 			pids = append(pids, filepath.Base(dir))
 		}
 	}

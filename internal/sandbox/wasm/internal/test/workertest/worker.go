@@ -36,7 +36,8 @@ func fakeWorker(argument string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	h := &fakeHandler{config: config, engine: engineOf(), code: map[string][]string{}, quick: map[string]bool{}, pods: map[string]*fakePod{}, started: time.Now(), refused: make(chan struct{}, 1)}
+	h := &fakeHandler{config: config, engine: engineOf(), code: map[string][]string{}, quick: map[string]bool{}, pods: map[string]*fakePod{},
+		started: time.Now(), refused: make(chan struct{}, 1)}
 	h.server = workerapi.NewServer(l.(*net.UnixListener), h, slog.New(slog.NewJSONHandler(os.Stderr, nil)))
 	ready := os.NewFile(workerapi.FDReady, "ready")
 	fmt.Fprintln(ready, "ready")
@@ -106,8 +107,9 @@ func (h *fakeHandler) Load(_ context.Context, code workerapi.Code) (workerapi.Lo
 		h.quick[code.Digest] = code.Quick
 	}
 	h.code[code.Digest] = words
-	return workerapi.Loaded{Digest: code.Digest, Quick: h.quick[code.Digest], World: wit.World(value(words, "world", string(wit.WorldGRPC))), OwnWorkerReason: value(words, "apart", ""),
-		Imports: []string{value(words, "import", "")}}, nil
+	return workerapi.Loaded{Digest: code.Digest, Quick: h.quick[code.Digest], World: wit.World(value(words, "world", string(wit.WorldGRPC))),
+		OwnWorkerReason: value(words, "apart", ""),
+		Imports:         []string{value(words, "import", "")}}, nil
 }
 
 func (h *fakeHandler) Unload(_ context.Context, digest string) error {
@@ -138,7 +140,8 @@ func (h *fakeHandler) Start(_ context.Context, spec workerapi.PodSpec) (workerap
 		h.mu.Lock()
 	}
 	p := &fakePod{spec: spec, words: words, ended: make(chan struct{})}
-	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning, StartedAt: time.Now()}
+	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning,
+		StartedAt: time.Now()}
 	if spec.TLS != nil {
 		p.tls = *spec.TLS
 	}
@@ -183,7 +186,8 @@ func (h *fakeHandler) end(id string, p *fakePod, code int) workerapi.Status {
 	if p.status.State == workerapi.StateExited {
 		return p.status
 	}
-	p.status.State, p.status.FinishedAt, p.status.ExitCode, p.status.Reason = workerapi.StateExited, time.Now(), int32(code), sandbox.ReasonCompleted
+	p.status.State, p.status.FinishedAt, p.status.ExitCode, p.status.Reason = workerapi.StateExited, time.Now(), int32(code),
+		sandbox.ReasonCompleted
 	if code != 0 {
 		p.status.Reason = sandbox.ReasonError
 	}
@@ -266,7 +270,8 @@ func (h *fakeHandler) Metrics(context.Context, []string) ([]workerapi.Metrics, e
 	defer h.mu.Unlock()
 	var list []workerapi.Metrics
 	for id, p := range h.pods {
-		list = append(list, workerapi.Metrics{ID: id, Component: p.spec.Component, Methods: []workerapi.MethodMetrics{{Procedure: string(p.tls.Certificate)}}})
+		list = append(list, workerapi.Metrics{ID: id, Component: p.spec.Component,
+			Methods: []workerapi.MethodMetrics{{Procedure: string(p.tls.Certificate)}}})
 	}
 	return list, nil
 }
