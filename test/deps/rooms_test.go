@@ -165,3 +165,30 @@ func TestUnnamedCommandsAreFound(t *testing.T) {
 		t.Errorf("unnamedCommands = %q, want %d", got, want)
 	}
 }
+
+// maxFile bounds a file of the product, and maxRoot the root package of a kind, in lines without tests.
+const (
+	maxFile = 500
+	maxRoot = 3500
+)
+
+// TestRoomsAreNotCrowded: what has become larger than one can read at a sitting is divided.
+func TestRoomsAreNotCrowded(t *testing.T) {
+	roots := map[string]int{}
+	for _, path := range files(t, ".go") {
+		if strings.HasSuffix(path, "_test.go") || !strings.HasPrefix(path, "internal/") && !strings.HasPrefix(path, "cmd/") {
+			continue
+		}
+		text := read(t, path)
+		n := strings.Count(text, "\n")
+		if n > maxFile && !strings.HasPrefix(text, "// Code generated ") {
+			t.Errorf("%s has %d lines, want at most %d", path, n, maxFile)
+		}
+		roots[filepath.Dir(path)] += n
+	}
+	for _, kind := range []string{"internal/sandbox/linux", "internal/sandbox/vm", "internal/sandbox/wasm"} {
+		if n := roots[kind]; n == 0 || n > maxRoot {
+			t.Errorf("the root package %s has %d lines, want at most %d", kind, n, maxRoot)
+		}
+	}
+}

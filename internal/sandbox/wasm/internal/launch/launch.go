@@ -1,5 +1,5 @@
-// Package launch starts tripod-wasm, and opens what its processes inherit. It starts it briefly and without privileges, to read
-// untrusted input, or as a process that outlives the daemon.
+// Package launch starts tripod-wasm, and opens what its processes inherit. Some processes are short-lived and unprivileged, because
+// they read untrusted input; others outlive the daemon.
 //
 //	daemon ──Unprivileged──▶ compiler · worker of a standalone component       ends with the daemon
 //	   └─────Lasting───────▶ worker · dialer                                   keeps its sockets, log and ready pipe

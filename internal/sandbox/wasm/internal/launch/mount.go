@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenMount opens a directory as a detached mount; resolve are flags of openat2(2). ".." does not lead out of the mount, the
-// kernel enforces read-only access, and device files do not work. The mount disappears when its last descriptor is closed.
+// OpenMount opens a directory as a detached mount; resolve has flags of openat2(2). ".." does not lead out of the mount, the kernel
+// enforces read-only access, and device files do not work. The mount disappears when its last descriptor is closed.
 func OpenMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, host, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
 	if err != nil {
