@@ -89,6 +89,9 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 		return "", fmt.Errorf("image of container %q: %w", config.Metadata.Name, err)
 	}
 	c := newContainer(rec, config, img)
+	if c.Channels, err = channelsIn(config); err != nil {
+		return "", err
+	}
 	if c.Handler, err = p.node.componentHandler(rec, config, img); err != nil {
 		return "", err
 	}

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/channel"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -65,7 +67,9 @@ type Container struct {
 	Request *runtimeapi.ContainerConfig
 	// Adjustment is what plugins changed beyond Config; nil if there is nothing.
 	Adjustment *nri.ContainerAdjustment
-	ImageID    string
+	// Channels are those in the annotation keys.EdgeChannels of Config, which records them.
+	Channels []channel.Channel
+	ImageID  string
 	// ImageRef is a repository digest of the image, or its ID if the image has no digest.
 	ImageRef   string
 	State      State
@@ -231,7 +235,7 @@ func (p *Pod) sandboxPod() *sandbox.Pod {
 
 // sandboxContainer describes the container to a backend.
 func (c *Container) sandboxContainer() *sandbox.Container {
-	return &sandbox.Container{ID: c.backendID(), Config: c.Config, ImageID: c.ImageID, Adjustment: c.Adjustment}
+	return &sandbox.Container{ID: c.backendID(), Config: c.Config, ImageID: c.ImageID, Adjustment: c.Adjustment, Channels: c.Channels}
 }
 
 // backendID returns the container's ID in its backend. There, all attempts of a unit pod are one object with the pod's
@@ -457,13 +461,16 @@ func decodeContainer(r containerRecord) (*Container, error) {
 	if err := proto.Unmarshal(r.Config, c.Config); err != nil {
 		return nil, err
 	}
+	var err error
+	if c.Channels, err = channelsIn(c.Config); err != nil {
+		return nil, err
+	}
 	if r.Request != nil {
 		c.Request = &runtimeapi.ContainerConfig{}
 		if err := proto.Unmarshal(r.Request, c.Request); err != nil {
 			return nil, err
 		}
 	}
-	var err error
 	if c.Adjustment, err = decodeAdjustment(r.Adjustment); err != nil {
 		return nil, err
 	}
@@ -481,4 +488,18 @@ func decodeContainer(r containerRecord) (*Container, error) {
 		c.Resolved.Mounts = append(c.Resolved.Mounts, m)
 	}
 	return c, nil
+}
+
+// channelsIn returns the channels in a container's annotations, which only the edge front door sets, possibly none. Errors are
+// errdefs.ErrInvalidArgument and name the channel.
+func channelsIn(config *runtimeapi.ContainerConfig) ([]channel.Channel, error) {
+	text, ok := config.GetAnnotations()[keys.EdgeChannels]
+	if !ok {
+		return nil, nil
+	}
+	channels, err := channel.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", keys.EdgeChannels, err)
+	}
+	return channels, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -43,6 +44,8 @@ type Container struct {
 	// Adjustment is what plugins of the node changed beyond Config; nil if there is nothing. Only a Specifier gets
 	// adjustments that have an effect.
 	Adjustment *nri.ContainerAdjustment
+	// Channels are those of a module of the edge; only a Channeler honours them.
+	Channels []channel.Channel
 }
 
 // Backend makes, runs and removes the pods of one kind of isolation. Implementations: internal/sandbox/linux,
@@ -286,7 +289,7 @@ type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
 
-// Channeler is for backends whose containers can have channels (keys.EdgeChannels). Channels returns a connection that
+// Channeler is for backends whose containers can have channels (Container.Channels). Channels returns a connection that
 // speaks the protocol of internal/channel. A later connection for the same container replaces the earlier one, and the
 // container's channels are opened again on the new connection. Containers with the same non-empty group deliver
 // messages directly to each other. The connection ends when the container ends. The caller must close the connection.

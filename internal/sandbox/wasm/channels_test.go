@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
@@ -18,7 +19,8 @@ func TestChannels(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("channels")
 	c := r.container(p, "world=command")
-	c.Config.Annotations = map[string]string{keys.EdgeChannels: `[{"name":"in","topic":"a/#","flags":1}]`}
+	c.Config.Annotations = map[string]string{keys.EdgeModule: "uuid"}
+	c.Channels = []channel.Channel{{Name: "in", Topic: "a/#", Flags: channel.Read}}
 	r.must(r.Validate(p, c))
 	_, err := r.CreateContainer(r.ctx(), p, c)
 	r.must(err)
@@ -67,10 +69,5 @@ func TestNoChannels(t *testing.T) {
 	p, c := r.run("none", "world=command")
 	if _, _, err := r.Channels(r.ctx(), p, c); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("Channels = %v, want ErrFailedPrecondition", err)
-	}
-	bad := r.container(p, "world=command")
-	bad.Config.Annotations = map[string]string{keys.EdgeChannels: "{"}
-	if err := r.Validate(p, bad); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("Validate = %v, want ErrInvalidArgument", err)
 	}
 }

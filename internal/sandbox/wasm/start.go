@@ -191,9 +191,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if err := b.openStore(o, p, loaded, &spec); err != nil {
 		return spec, renewAt, err
 	}
-	if spec.Channels, err = sandbox.ParseChannels(c.Config.GetAnnotations()); err != nil {
-		return spec, renewAt, err
-	}
+	spec.Channels = c.Channels
 	if !loaded.World.Serves() {
 		return spec, renewAt, nil
 	}

@@ -90,7 +90,6 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 			return validateMounted(o.Config, annotations.KeyConfig, c.Config.GetMounts(), b.cfg.LabelPrefix)
 		},
 		func() error { return validateBlobs(o, c.Config, b.cfg.LabelPrefix) },
-		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
 	} {
 		if err := check(); err != nil {

@@ -8,8 +8,9 @@ import (
 	"github.com/containerd/errdefs"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
-	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // FuzzPlan: no data make the runtime panic, use paths outside its roots, or return an error without a class.
@@ -48,8 +49,10 @@ func FuzzPlan(f *testing.F) {
 				t.Errorf("a directory at %s", m.HostPath)
 			}
 		}
-		if _, err := sandbox.ParseChannels(p.container.Annotations); err != nil {
-			t.Error(err)
+		if text, ok := p.container.Annotations[keys.EdgeChannels]; ok {
+			if _, err := channel.Parse(text); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }

@@ -55,7 +55,7 @@ func TestModuleIsAPodOfTheNode(t *testing.T) {
 	if res := c.Config.Linux.Resources; res.MemoryLimitInBytes != 4<<20 || res.CpuQuota != 50_000 || res.CpuPeriod != 100_000 {
 		t.Errorf("resources %v", res)
 	}
-	channels, err := sandbox.ParseChannels(c.Config.Annotations)
+	channels, err := channel.Parse(c.Config.Annotations[keys.EdgeChannels])
 	r.must(err)
 	want := []channel.Channel{{Name: "in", Topic: "realm/in/" + uuid, Flags: 1}, {Name: "in-2", Topic: "app/in", Flags: 6}}
 	if fmt.Sprint(channels) != fmt.Sprint(want) {

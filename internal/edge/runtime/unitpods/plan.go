@@ -20,7 +20,6 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/lazyregexp"
-	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 const (
@@ -168,8 +167,7 @@ func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.C
 		return err
 	}
 	p.container.Annotations[keys.EdgeChannels] = string(raw)
-	_, err = sandbox.ParseChannels(p.container.Annotations)
-	return err
+	return channel.Validate(p.channels)
 }
 
 // resources parses "memory" (bytes, or text like "64Mi"), "cpu" (number of CPUs, or text like "500m") and "deadline"

@@ -71,7 +71,7 @@ func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (b
 	if err := r.put(m); err != nil {
 		return false, err
 	}
-	m.podID, m.channels = c.PodID, c.Config.GetAnnotations()[keys.EdgeChannels] != ""
+	m.podID, m.channels = c.PodID, len(c.Channels) > 0
 	log, err := newFollower(m, pod.Config.GetLogDirectory())
 	if err != nil {
 		r.drop(m)

@@ -1,4 +1,4 @@
-package sandbox
+package channel
 
 import (
 	"strings"
@@ -6,23 +6,17 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
-
-	"github.com/tripod-run/tripod/internal/channel"
-	"github.com/tripod-run/tripod/internal/keys"
 )
 
-func TestParseChannels(t *testing.T) {
-	got, err := ParseChannels(nil)
+func TestParse(t *testing.T) {
+	got, err := Parse(`[{"name":"in","topic":"a/+/#","flags":5},{"name":"stdout","topic":"b","flags":2}]`)
 	require.NoError(t, err)
-	require.Empty(t, got)
-	got, err = ParseChannels(map[string]string{keys.EdgeChannels: `[{"name":"in","topic":"a/+/#","flags":5},{"name":"stdout","topic":"b","flags":2}]`})
-	require.NoError(t, err)
-	require.Equal(t, []channel.Channel{{Name: "in", Topic: "a/+/#", Flags: channel.Read | channel.QoS1},
-		{Name: "stdout", Topic: "b", Flags: channel.Write}}, got)
+	require.Equal(t, []Channel{{Name: "in", Topic: "a/+/#", Flags: Read | QoS1},
+		{Name: "stdout", Topic: "b", Flags: Write}}, got)
 }
 
-func TestParseChannelsRefuses(t *testing.T) {
-	for words, annotation := range map[string]string{
+func TestParseRefuses(t *testing.T) {
+	for words, text := range map[string]string{
 		"array of objects":     `{"name":"in"}`,
 		"the name is not":      `[{"name":"a/b","topic":"t","flags":1}]`,
 		`(".."): the name`:     `[{"name":"..","topic":"t","flags":1}]`,
@@ -35,7 +29,7 @@ func TestParseChannelsRefuses(t *testing.T) {
 		"can have 256":         "[" + strings.Repeat("{},", 256) + "{}]",
 		"unexpected end of JS": `[`,
 	} {
-		_, err := ParseChannels(map[string]string{keys.EdgeChannels: annotation})
+		_, err := Parse(text)
 		require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
 		require.ErrorContains(t, err, words)
 	}
