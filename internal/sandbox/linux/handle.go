@@ -109,45 +109,54 @@ func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 	})
 }
 
-// run starts conmon, which creates the container, and then starts the container's program. A panic is undone like any
-// other failure.
+// run creates the container and starts its program. A panic is undone like any other failure.
 func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle, config *specs.Spec) error {
 	if target := spec.ContainerModes(p, c).Target; target != "" {
 		if err := b.pinTarget(p, target, h.ID); err != nil {
 			return err
 		}
 	}
-	s, _ := h.Snapshot()
 	var got oci.Processes
 	var began time.Time
 	err := guard.Call(b.log, "StartContainer", func() (err error) {
-		create, end := spans.Start(ctx, "oci.create", spans.String("oci.runtime", filepath.Base(b.runtime.Path)))
-		got, err = b.conmon.Start(create, oci.Launch{
-			ID: h.ID, Bundle: b.bundleOf(h), LogPath: s.LogPath, Stdio: stdioOf(c), Foreign: p.IDMap() != nil,
-		}, b.runtime)
-		end(err)
-		if err != nil {
+		if got, err = b.runConmon(ctx, p, c, h); err != nil {
 			return err
 		}
 		if err := fpCreated.Hit(ctx); err != nil {
 			return err
 		}
+		s, _ := h.Snapshot()
 		if err := b.cgroups.limitScope(s.Cgroup, config.Linux.Resources); err != nil {
 			return err
 		}
 		began = time.Now()
-		err = spans.Run(ctx, "oci.start", func(ctx context.Context) error {
-			return b.runtime.Start(ctx, h.ID, config.Hooks != nil && len(config.Hooks.Poststart) > 0)
-		})
-		if err != nil {
-			return err
-		}
-		return fpStarted.Hit(ctx)
+		return b.runProgram(ctx, h.ID, config)
 	})
 	if err != nil {
 		return b.failStart(ctx, h, got, err)
 	}
 	return b.watchRunning(h, got, began)
+}
+
+// runConmon starts conmon, which creates the container. If it fails, it can return processes that are to be ended.
+func (b *Backend) runConmon(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (got oci.Processes, err error) {
+	s, _ := h.Snapshot()
+	ctx, end := spans.Start(ctx, "oci.create", spans.String("oci.runtime", filepath.Base(b.runtime.Path)))
+	defer func() { end(err) }()
+	return b.conmon.Start(ctx, oci.Launch{
+		ID: h.ID, Bundle: b.bundleOf(h), LogPath: s.LogPath, Stdio: stdioOf(c), Foreign: p.IDMap() != nil,
+	}, b.runtime)
+}
+
+// runProgram starts the program of a container that conmon has created.
+func (b *Backend) runProgram(ctx context.Context, id string, config *specs.Spec) error {
+	err := spans.Run(ctx, "oci.start", func(ctx context.Context) error {
+		return b.runtime.Start(ctx, id, config.Hooks != nil && len(config.Hooks.Poststart) > 0)
+	})
+	if err != nil {
+		return err
+	}
+	return fpStarted.Hit(ctx)
 }
 
 // stdioOf returns how a container's stdio is connected.
