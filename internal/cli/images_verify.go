@@ -38,7 +38,7 @@ then finds only missing, empty and truncated files, as the daemon does at each s
 		},
 	}
 	a.endpointFlag(c)
-	c.Flags().BoolVar(&quick, "quick", false, "check only that files exist, without reading them")
+	c.Flags().BoolVar(&quick, "quick", false, "find only missing, empty and truncated files, without reading them")
 	a.OutputFlag(c)
 	return c
 }

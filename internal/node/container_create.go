@@ -12,8 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -276,4 +278,18 @@ func prefixed(labels map[string]string, prefix string) map[string]string {
 	out := maps.Clone(labels)
 	maps.DeleteFunc(out, func(k, _ string) bool { return !strings.HasPrefix(k, prefix) })
 	return out
+}
+
+// channelsIn returns the channels in a container's annotations, which only the edge front door sets, possibly none. Errors are
+// errdefs.ErrInvalidArgument and name the channel.
+func channelsIn(config *runtimeapi.ContainerConfig) ([]channel.Channel, error) {
+	text, ok := config.GetAnnotations()[keys.EdgeChannels]
+	if !ok {
+		return nil, nil
+	}
+	channels, err := channel.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", keys.EdgeChannels, err)
+	}
+	return channels, nil
 }

@@ -14,7 +14,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/channel"
-	"github.com/tripod-run/tripod/internal/keys"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -488,18 +487,4 @@ func decodeContainer(r containerRecord) (*Container, error) {
 		c.Resolved.Mounts = append(c.Resolved.Mounts, m)
 	}
 	return c, nil
-}
-
-// channelsIn returns the channels in a container's annotations, which only the edge front door sets, possibly none. Errors are
-// errdefs.ErrInvalidArgument and name the channel.
-func channelsIn(config *runtimeapi.ContainerConfig) ([]channel.Channel, error) {
-	text, ok := config.GetAnnotations()[keys.EdgeChannels]
-	if !ok {
-		return nil, nil
-	}
-	channels, err := channel.Parse(text)
-	if err != nil {
-		return nil, fmt.Errorf("annotation %s: %w", keys.EdgeChannels, err)
-	}
-	return channels, nil
 }
