@@ -5,7 +5,7 @@
 # /usr/bin/tripod-guest. The rest is from Debian's packages, unpacked by hack/images (ociguest.go). The same inputs give the
 # same bytes, and nothing is built twice.
 #
-# Its kernel command line is guestCmdline (internal/sandbox/vm/ociguest.go). Without the self-tests of ciphers
+# Its kernel command line is guestCmdline (internal/sandbox/vm/oci/guest.go). Without the self-tests of ciphers
 # (cryptomgr.notests), an emulated machine boots 0.3 s sooner. tsc=, i8042.*, rcupdate.rcu_expedited, lsm= and nokaslr made no measurable difference,
 # nor did modules without signatures and BTF.
 set -euo pipefail

@@ -20,7 +20,7 @@ func main() {
 	guestnode.Run(version, func(ctx context.Context, root, runDir string, images *guestnode.Images) (guestnode.Backend, error) {
 		backend, err := linux.Open(ctx, linux.Config{
 			Root: root, RunDir: runDir, Runtime: "crun", CgroupDriver: "cgroupfs", Annotations: sandbox.AllowList{"*"},
-			Tried: linux.DebianCrun, NoUserNamespaces: true, // vm.OCI refuses them
+			Tried: linux.DebianCrun, NoUserNamespaces: true, // package vm/oci refuses them
 			ExecStarts: runtime.NumCPU(),
 		}, linux.Services{Images: images, Logger: log})
 		if err != nil {

@@ -13,6 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/oci"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/templates"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
 
@@ -74,9 +76,9 @@ func checkBackends(ctx context.Context, cfg *config.Config) (findings []health.F
 	}
 	findings = append(findings, components...)
 	if cfg.Backends.VM {
-		findings = append(findings, vm.Check(ctx, vmConfig(cfg))...)
+		findings = append(findings, vm.Check(ctx, vmConfig(cfg), oci.Check(ctx, vmConfig(cfg)))...)
 		for _, handler := range machineHandlers {
-			findings = append(findings, vm.CheckTemplates(handler.name, handler.config(cfg).Root)...)
+			findings = append(findings, templates.Check(handler.name, handler.config(cfg).Root)...)
 		}
 	}
 	return findings

@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/templates"
 )
 
 func machineCommand(app *cli.App) *cobra.Command {
@@ -39,11 +40,11 @@ the machines of pods in the same namespace and of the same kind continue. The da
 			w := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 3, ' ', 0)
 			fmt.Fprintln(w, "TEMPLATE\tHANDLER\tNAMESPACE\tCPUS\tMEMORY\tBYTES\tCREATED\tUSED")
 			for _, handler := range machineHandlers {
-				templates, err := vm.Templates(handler.config(cfg).Root)
+				found, err := templates.List(handler.config(cfg).Root)
 				if err != nil {
 					return err
 				}
-				for _, t := range templates {
+				for _, t := range found {
 					fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%s\n", t.Name, handler.name, t.Namespace, t.Definition.CPUs, t.Definition.Memory, t.Size,
 						t.CreatedAt.UTC().Format(time.RFC3339), t.UsedAt.UTC().Format(time.RFC3339))
 				}
@@ -83,7 +84,7 @@ var machineHandlers = []struct {
 // removeTemplate removes the template of any handler.
 func removeTemplate(cfg *config.Config, name string) (err error) {
 	for _, handler := range machineHandlers {
-		if err = vm.RemoveTemplate(handler.config(cfg).Root, name); !errdefs.IsNotFound(err) {
+		if err = templates.Remove(handler.config(cfg).Root, name); !errdefs.IsNotFound(err) {
 			break
 		}
 	}

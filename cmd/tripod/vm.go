@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/oci"
 )
 
 func vmRunDir(c *config.Config) string { return filepath.Join(c.State, "vm") }
@@ -53,12 +54,12 @@ func ociConfig(c *config.Config) vm.Config {
 
 // openOCI opens the backend for OCI containers in machines. It returns nil if the node has no QEMU or no guest for it, or if
 // its driver cannot run such machines.
-func (p *parts) openOCI(ctx context.Context, c *config.Config, images *image.Store, log *slog.Logger) (*vm.OCI, error) {
+func (p *parts) openOCI(ctx context.Context, c *config.Config, images *image.Store, log *slog.Logger) (*oci.Backend, error) {
 	if err := p.missing["vm"]; err != nil { // there is no QEMU
 		p.missing["vm-oci"] = err
 		return nil, nil
 	}
-	b, err := vm.OpenOCI(ctx, ociConfig(c), images, log)
+	b, err := oci.Open(ctx, ociConfig(c), images, log)
 	if (errdefs.IsNotFound(err) && c.VM.GuestDir == "") || errdefs.IsNotImplemented(err) {
 		log.Info("no handler \"vm-oci\"", "reason", err)
 		p.missing["vm-oci"] = err

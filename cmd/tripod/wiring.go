@@ -26,6 +26,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/oci"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 	"github.com/tripod-run/tripod/internal/stream"
 )
@@ -53,7 +54,7 @@ type parts struct {
 	linux   *linux.Backend // nil without the handler "linux"
 	wasm    *wasm.Backend  // nil without the handler "wasm"
 	vm      *vm.Backend    // nil without the handler "vm"
-	oci     *vm.OCI        // nil without the handler "vm-oci"
+	oci     *oci.Backend   // nil without the handler "vm-oci"
 	plugins *nri.Plugins
 	network *network.Manager
 	health  *health.Board

@@ -49,6 +49,7 @@ var rooms = []room{
 		e2e: `^Test(WasmServesGRPC|WasmProtocol|WasmTLS|WasmRestart|WasmDrains|WasmCommands|WasmHTTP|WasmImages|WasmConfigAndLogging|WasmEgress|WasmRoute|WasmSockets|WasmNames|WasmStats|WasmStandardStreams|W2TrapInOneRequest|W5WorkerIsKilled)$`, dependents: busy},
 	{dirs: []string{"internal/sandbox/vm"}, e2e: `^Test(VMPod|VMOCIPod|VMConsole|VMExec|VMDisk|VMVolumes|VMRefused|V1Killed)$`,
 		dependents: busy},
+	{dirs: []string{"internal/sandbox/vm/oci"}, e2e: `^TestVMOCI`, dependents: leaf},
 	{dirs: []string{"internal/edge", "internal/channel", "internal/loglimit"}, e2e: `^TestEdge`, dependents: leaf},
 	{dirs: []string{"internal/image"}, e2e: `^Test(Image|Images|PullFailures|SplitImageFileSystem)`, crash: `^TestN1DuringPull$`,
 		dependents: leaf},

@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +25,8 @@ type rule struct {
 	except []string
 	deny   []string
 	why    string
+	// direct means that the rule is about imports, and not about what these depend on.
+	direct bool
 }
 
 // engine lists the packages that contain the engine. tripod-wasm may depend on them, the daemon must not.
@@ -71,6 +77,25 @@ var rules = []rule{
 	// encoding/json, fmt and net would double the size of the guest's program.
 	{from: []string{guestAgent, guestProtocol, "cmd/tripod-agent", guestInit, "cmd/tripod-init"},
 		deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net"}, why: "the guest's program is small and starts fast"},
+	{from: []string{"internal/sandbox/vm/oci/internal"},
+		deny: []string{"internal/sandbox/vm$", "internal/sandbox/vm/templates", vmInternal + "agent$"},
+		why:  "a guest is reached by what the caller passes"},
+	{from: []string{"internal/sandbox/vm/internal"}, except: tests,
+		deny: []string{"internal/sandbox/vm$", "internal/sandbox/vm/oci", "internal/sandbox/vm/templates"},
+		why:  "the parts of machines know no backend"},
+	{from: vmValues, deny: []string{"internal/image$", vmInternal + "qemu", vmInternal + "libvirt", vmInternal + "qmp", vmInternal + "agent",
+		vmInternal + "console"}, why: "what a machine gets is decided before one runs, and without its driver and guest"},
+	{from: []string{"internal/sandbox/vm/templates"},
+		deny: []string{"internal/image", vmInternal + "qemu", vmInternal + "libvirt", vmInternal + "agent", vmInternal + "guestapi"},
+		why:  "templates know machines by an interface, whatever runs in them"},
+	{from: []string{"internal/sandbox/vm/oci"}, direct: true,
+		deny: []string{vmInternal + "libvirt", vmInternal + "qmp", vmInternal + "confine", vmInternal + "console", vmInternal + "cloudinit",
+			vmInternal + "rootdisk", vmInternal + "boot"}, why: "how a machine is made is the business of package vm"},
+	{from: []string{"internal/sandbox/vm/guestagent", "internal/sandbox/vm/guestinit", "internal/sandbox/vm/guestnode"},
+		deny: []string{"internal/sandbox/vm$", "internal/sandbox/vm/oci", "internal/sandbox/vm/templates", vmInternal + "machine"},
+		why:  "it runs in the guest"},
+	{from: []string{linuxOCI}, deny: []string{"internal/node", "internal/image", "internal/network", "internal/nri"},
+		why: "it runs containers from specifications, whoever has made them"},
 	{from: []string{"internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...),
 		why: "a service of the node knows no backend"},
 	{from: []string{"cmd", "internal", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine,
@@ -81,6 +106,10 @@ var rules = []rule{
 	{from: []string{"internal"}, except: append(tests, "internal/cli"), deny: []string{"!k8s.io/client-go"},
 		why: "only the command line is a client"},
 }
+
+// vmValues lists the packages that decide what a machine gets.
+var vmValues = []string{vmInternal + "blockdev", vmInternal + "hotplug", vmInternal + "resources", vmInternal + "validate",
+	vmInternal + "volumes"}
 
 // standalone maps a package to the only other packages of the module that it and its subpackages may depend on.
 var standalone = map[string][]string{
@@ -97,6 +126,8 @@ const (
 	guestProtocol = "internal/sandbox/vm/internal/agent/wire"
 	guestIdentity = "internal/sandbox/vm/internal/identity"
 	guestInit     = "internal/sandbox/vm/guestinit"
+	vmInternal    = "internal/sandbox/vm/internal/"
+	linuxOCI      = "internal/sandbox/linux/internal/oci"
 )
 
 // pkg is a package as go list describes it.
@@ -180,7 +211,11 @@ func ours(t *testing.T, f func(p *pkg, all map[string]*pkg)) {
 func TestImportRules(t *testing.T) {
 	ours(t, func(p *pkg, all map[string]*pkg) {
 		for _, r := range rules {
-			if bad := r.check(p.ImportPath, p.Deps); bad != nil {
+			deps := p.Deps
+			if r.direct {
+				deps = p.Imports
+			}
+			if bad := r.check(p.ImportPath, deps); bad != nil {
 				t.Errorf("%s must not depend on %s (the first of %d): %s\n\t%s", p.ImportPath, bad[0], len(bad), r.why,
 					strings.Join(chain(all, p.ImportPath, bad[0]), "\n\t→ "))
 			}
@@ -207,7 +242,7 @@ func TestBackendsDoNotImportEachOther(t *testing.T) {
 // TestTheDaemonOnlyWires limits the packages that cmd/tripod imports, because it only wires the parts together. It
 // opens each kind of pod and each front door through one package.
 func TestTheDaemonOnlyWires(t *testing.T) {
-	const most = 21
+	const most = 23
 	ours(t, func(p *pkg, _ map[string]*pkg) {
 		if p.ImportPath != module+"cmd/tripod" {
 			return
@@ -225,6 +260,59 @@ func TestTheDaemonOnlyWires(t *testing.T) {
 			t.Errorf("cmd/tripod imports %d packages of this module, want 1 to %d", n, most)
 		}
 	})
+}
+
+// TestOnlyValuesOfTheContract: the package that runs Linux containers uses values of the contract, such as a terminal's size, but
+// none of its interfaces.
+func TestOnlyValuesOfTheContract(t *testing.T) {
+	interfaces := map[string]bool{}
+	inspect(t, "internal/sandbox", func(n ast.Node) {
+		if spec, ok := n.(*ast.TypeSpec); ok {
+			if _, ok := spec.Type.(*ast.InterfaceType); ok {
+				interfaces[spec.Name.Name] = true
+			}
+		}
+	})
+	if !interfaces["Backend"] {
+		t.Fatal("found no interface Backend in the contract")
+	}
+	uses := 0
+	inspect(t, linuxOCI, func(n ast.Node) {
+		selected, ok := n.(*ast.SelectorExpr)
+		if !ok {
+			return
+		}
+		if pkg, ok := selected.X.(*ast.Ident); ok && pkg.Name == "sandbox" {
+			if uses++; interfaces[selected.Sel.Name] {
+				t.Errorf("%s uses sandbox.%s, want only values of the contract", linuxOCI, selected.Sel.Name)
+			}
+		}
+	})
+	if uses == 0 {
+		t.Errorf("%s uses nothing of the contract; remove this test", linuxOCI)
+	}
+}
+
+// inspect calls f for each node of a package without its tests.
+func inspect(t *testing.T, dir string, f func(ast.Node)) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("../..", dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			f(n)
+			return true
+		})
+	}
 }
 
 // TestOnlyTheEngineIsC: only the engine uses cgo, so that all other packages build anywhere, without a C compiler.
@@ -302,6 +390,10 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/sandbox/vm/internal/qemu", module + "internal/node"},
 		{module + "internal/network", module + "internal/sandbox/vm/internal/tap"},
 		{module + "internal/sandbox/vm/internal/qemu", module + "internal/sandbox/vm/internal/test/machinetest"},
+		{module + "internal/sandbox/vm/internal/volumes", module + "internal/sandbox/vm"},
+		{module + "internal/sandbox/vm/templates", module + "internal/sandbox/vm/internal/guestapi"},
+		{module + "internal/sandbox/vm/guestnode", module + "internal/sandbox/vm/oci"},
+		{module + linuxOCI, module + "internal/image"},
 	} {
 		if !caught(c.from, c.on) {
 			t.Errorf("no rule forbids %s to depend on %s", c.from, c.on)

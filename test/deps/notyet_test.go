@@ -19,7 +19,7 @@ var missing = map[string]struct {
 	"keyless signatures (Fulcio, Rekor)": {file: "internal/image/policy/requirement.go", text: "signatures are checked only with keys"},
 	"live migration":                     {file: "internal/sandbox/vm/internal/qemu/", text: `"tcp:`, lacks: true},
 	"snapshots on demand":                {file: "internal/sandbox/vm/", text: `"snapshot-save"`, lacks: true},
-	"Secure Boot":                        {file: "internal/sandbox/vm/internal/firmware/find.go", text: "without Secure Boot"},
+	"Secure Boot":                        {file: "internal/sandbox/vm/internal/boot/find.go", text: "without Secure Boot"},
 	"passthrough of GPUs and other devices that are not disks": {file: "internal/cdi/cdi.go", text: "only block devices are possible"},
 	"hot-plug of memory and CPUs": {file: "internal/sandbox/vm/define.go",
 		text: "if b.cfg.Plug {\n\t\td.Growth = "},

@@ -66,6 +66,16 @@ func (l *Ledger[S, R]) Find(podID, id string) (*Handle[S, R], error) {
 	return l.keep(podID, id, s), nil
 }
 
+// Known returns the state of a container, and false if the container does not exist.
+func (l *Ledger[S, R]) Known(podID, id string) (state S, known bool, err error) {
+	h, err := l.Find(podID, id)
+	if h == nil {
+		return state, false, err
+	}
+	state, _ = h.Snapshot()
+	return state, true, nil
+}
+
 // Get is like Find, but returns errdefs.ErrFailedPrecondition if the container does not exist.
 func (l *Ledger[S, R]) Get(podID, id string) (*Handle[S, R], error) {
 	h, err := l.Find(podID, id)

@@ -55,13 +55,9 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 func (b *Backend) CreateSpecified(
 	ctx context.Context, p *sandbox.Pod, c *sandbox.Container, adjust func(context.Context, *specs.Spec) (*sandbox.Container, error),
 ) (sandbox.Resolved, error) {
-	h, err := b.ledger.Find(p.ID, c.ID)
-	if err != nil {
-		return sandbox.Resolved{}, err
-	}
-	if h != nil {
-		s, _ := h.Snapshot()
-		return s.Resolved, nil
+	made, known, err := b.ledger.Known(p.ID, c.ID)
+	if err != nil || known {
+		return made.Resolved, err
 	}
 	b.joins.Expect() // in time for a start that follows
 	config, answer, err := b.specify(ctx, p, c)

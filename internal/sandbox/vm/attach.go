@@ -2,7 +2,9 @@ package vm
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/sessions"
 )
 
 var fpUpdated = failpoint.New("vm.update-container.updated")
@@ -41,7 +44,7 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		cancel()
 		if err == nil {
 			code, err := a.Exec(ctx, command)
-			return code, execError(err, hypervisor)
+			return code, sessions.ExecError(err, hypervisor)
 		}
 	}
 	if !req.TTY && l.qga.Ping(ctx) == nil {
@@ -96,39 +99,59 @@ func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return nil, fmt.Errorf("%q is not ADDRESS:PORT: %w", address, errdefs.ErrInvalidArgument)
 	}
 	if !at.Addr().IsLoopback() {
-		return dial(ctx, network, at)
+		return sessions.Dial(ctx, network, at)
 	}
 	s, _ := h.Snapshot()
-	if vnc := screenOf(s.Definition); vnc.serves(network, at) {
-		return vnc.dial(ctx)
+	if vnc := sessions.ScreenOf(s.Definition); vnc.Serves(network, at) {
+		return vnc.Dial(ctx)
 	}
 	if a := l.agent.Load(); a != nil && a.Ready() && network == "tcp" {
 		return a.DialTCP(ctx, at.Port())
 	}
-	return dialPod(ctx, network, at, p.IPs)
+	return sessions.DialPod(ctx, network, at, p.IPs)
 }
 
-// dialPod connects to a port of the guest's localhost without an agent: at the pod's addresses of the same family.
-func dialPod(ctx context.Context, network string, at netip.AddrPort, ips []netip.Addr) (net.Conn, error) {
-	failed := fmt.Errorf("the guest has no agent to connect to port %d on its localhost: %w", at.Port(), errdefs.ErrUnavailable)
-	for _, ip := range ips {
-		if ip.Is4() != at.Addr().Is4() {
-			continue
-		}
-		conn, err := dial(ctx, network, netip.AddrPortFrom(ip, at.Port()))
-		if err == nil {
-			return conn, nil
-		}
-		failed = fmt.Errorf("%w; at the pod's address: %w", failed, err)
+// PlanSession implements sandbox.SessionPlanner. Only the daemon can reach an agent that does not serve the session
+// ports: one of an earlier release, and qemu-guest-agent.
+func (b *Backend) PlanSession(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
+	kind sandbox.SessionKind) (json.RawMessage, error) {
+	if c == nil {
+		return nil, fmt.Errorf("the machine of pod %s is not running: %w", p.ID, errdefs.ErrUnavailable)
 	}
-	return nil, failed
-}
-
-func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, network, at.String())
+	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+		return nil, err
 	}
-	return conn, nil
+	s, _ := h.Snapshot()
+	plan := sessions.Plan{Dir: s.Definition.Dir, Env: environment(c), IPs: p.IPs, SerialLog: s.Definition.SerialLog,
+		Stdin: c.Config.GetStdin(), Screen: sessions.ScreenOf(s.Definition)}
+	hypervisor, err := process.Open(s.Pid)
+	if err != nil {
+		return nil, fmt.Errorf("the machine has ended: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	plan.Hypervisor = hypervisor.ID
+	hypervisor.Close()
+	if kind == sandbox.SessionAttach {
+		return json.Marshal(plan)
+	}
+	plan.Guest = s.Definition.SessionPorts && l.servesSessions(ctx)
+	if !plan.Guest && (kind == sandbox.SessionExec || l.agent.Load() != nil && l.agent.Load().Ready()) {
+		return nil, fmt.Errorf("the guest's agent serves no sessions that outlive the daemon: %w", errdefs.ErrNotImplemented)
+	}
+	return json.Marshal(plan)
 }
+
+// servesSessions reports whether the guest's agent serves the session ports. Right after a restart of the daemon, it
+// waits for the agent.
+func (l *life) servesSessions(ctx context.Context) bool {
+	a := l.agent.Load()
+	if a == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	return a.Wait(ctx) == nil && a.ServesSessions()
+}
+
+// NewSessions returns the server of the machines' sessions in a carrier. It implements sandbox.SessionServer and SessionDialer.
+func NewSessions(log *slog.Logger) *sessions.Server { return sessions.New(log) }

@@ -15,9 +15,11 @@ import (
 	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/resources"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/templates"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -46,7 +48,7 @@ type settings struct {
 	// such disk.
 	GuestDisk string
 	// UEFI returns the node's UEFI firmware, or errdefs.ErrFailedPrecondition if there is none.
-	UEFI    func() (firmware.UEFI, error)
+	UEFI    func() (boot.UEFI, error)
 	Images  Images
 	Network network
 	Logger  *slog.Logger
@@ -63,7 +65,7 @@ type Images interface {
 	Disks(ctx context.Context) ([]string, error)
 }
 
-// network connects machines to the pods' networks; taps implements it.
+// network connects machines to the pods' networks; tap.Node implements it.
 type network interface {
 	// Wire makes a tap for each link in the namespace and removes the link's addresses.
 	Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error)
@@ -78,7 +80,7 @@ type network interface {
 type Backend struct {
 	cfg     settings
 	log     *slog.Logger
-	cgroups cgroup.Tree
+	cgroups resources.Cgroups
 	sampler *stats.Sampler
 	// tasks counts two kinds of goroutines. Some record how a machine has ended. The others watch a booting machine,
 	// and end when ctx ends, if not earlier.
@@ -88,23 +90,24 @@ type Backend struct {
 
 	ledger *ledger.Ledger[state, life]
 	// templates are those of machines whose pods ask for one; nil if others look after templates.
-	templates *templates
+	templates *templates.Set
 
 	mu        sync.Mutex
 	sandboxes map[string]*pod
 }
 
 var (
-	_ sandbox.Backend       = (*Backend)(nil)
-	_ sandbox.Execer        = (*Backend)(nil)
-	_ sandbox.Attacher      = (*Backend)(nil)
-	_ sandbox.Dialer        = (*Backend)(nil)
-	_ sandbox.LogReopener   = (*Backend)(nil)
-	_ sandbox.Updater       = (*Backend)(nil)
-	_ sandbox.DiskAttacher  = (*Backend)(nil)
-	_ sandbox.StatsProvider = (*Backend)(nil)
-	_ sandbox.Inspector     = (*Backend)(nil)
-	_ sandbox.Readier       = (*Backend)(nil)
+	_ sandbox.Backend        = (*Backend)(nil)
+	_ sandbox.Execer         = (*Backend)(nil)
+	_ sandbox.Attacher       = (*Backend)(nil)
+	_ sandbox.Dialer         = (*Backend)(nil)
+	_ sandbox.LogReopener    = (*Backend)(nil)
+	_ sandbox.Updater        = (*Backend)(nil)
+	_ sandbox.DiskAttacher   = (*Backend)(nil)
+	_ sandbox.StatsProvider  = (*Backend)(nil)
+	_ sandbox.Inspector      = (*Backend)(nil)
+	_ sandbox.Readier        = (*Backend)(nil)
+	_ sandbox.SessionPlanner = (*Backend)(nil)
 )
 
 // newBackend checks the settings, makes the backend's directories and returns the backend.
@@ -119,15 +122,17 @@ func newBackend(cfg settings) (*Backend, error) {
 	}
 	ctx, end := context.WithCancel(context.Background())
 	return &Backend{
-		ctx: ctx, end: end, cfg: cfg, log: cfg.Logger, cgroups: cfg.Cgroup, sampler: stats.NewSampler(8192),
-		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]*pod{},
+		ctx: ctx, end: end, cfg: cfg, log: cfg.Logger, cgroups: resources.Cgroups{Tree: cfg.Cgroup, Overhead: cfg.VM.MemoryOverhead},
+		sampler:   stats.NewSampler(8192),
+		ledger:    ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger),
+		sandboxes: map[string]*pod{},
 	}, nil
 }
 
 // Close closes the driver, the consoles and the responders. The machines keep running.
 func (b *Backend) Close() error {
 	if b.templates != nil {
-		b.templates.close()
+		b.templates.Close()
 	}
 	b.ledger.ReportTo(nil)
 	b.mu.Lock()
@@ -163,7 +168,9 @@ func (c settings) check() error {
 func (c Config) disksDir() string             { return filepath.Join(c.Root, "pods") }
 func (c Config) diskDir(id string) string     { return filepath.Join(c.disksDir(), id) }
 func (c Config) overlayFile(id string) string { return filepath.Join(c.diskDir(id), "root.qcow2") }
-func (c Config) scratchFile(id, disk string) string {
+
+// ScratchFile returns the path of a scratch disk of a machine.
+func (c Config) ScratchFile(id, disk string) string {
 	return filepath.Join(c.diskDir(id), disk+".qcow2")
 }
 func (c Config) nvramFile(id string) string     { return filepath.Join(c.diskDir(id), "nvram.fd") }

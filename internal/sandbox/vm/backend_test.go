@@ -23,6 +23,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/resources"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/volumes"
 )
 
 // TestLife: a machine is defined from its image and pod, started, stopped by its power button, started again on the
@@ -37,7 +39,8 @@ func TestLife(t *testing.T) {
 		c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64<<20 + 5}
 	})
 	d := r.driver.guest(c.ID).definition
-	if d.CPUs != 2 || d.Memory != 64<<20 || d.UID < 300_000 || len(d.Disks) != 2 || d.Disks[0].Base.Format != "raw" || d.Disks[1].ID != "cidata" ||
+	if d.CPUs != 2 || d.Memory != 64<<20 || d.UID < 300_000 || len(d.Disks) != 2 || d.Disks[0].Base.Format != "raw" ||
+		d.Disks[1].ID != "cidata" ||
 		len(d.NICs) != 1 || d.NICs[0].Netns != p.Netns || d.Kernel != nil || len(d.UUID) != 36 {
 		t.Errorf("wrong definition %+v", d)
 	}
@@ -49,7 +52,8 @@ func TestLife(t *testing.T) {
 			t.Errorf("running machine's status = %+v, want a PID and a start time", s)
 		}
 		r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
-		if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != 0 || s.Reason != sandbox.ReasonCompleted || s.FinishedAt.Before(s.StartedAt) {
+		if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != 0 || s.Reason != sandbox.ReasonCompleted ||
+			s.FinishedAt.Before(s.StartedAt) {
 			t.Errorf("stopped machine's status = %+v, want exit code 0, reason Completed", s)
 		}
 	}
@@ -84,7 +88,8 @@ func TestEnds(t *testing.T) {
 		}
 		r.driver.end(c.ID, cause, code)
 		got := r.waitEnd(c)
-		if got.ExitCode != want.ExitCode || got.Reason != want.Reason || !strings.HasPrefix(got.Message, string(cause)) || got.State != sandbox.StateExited {
+		if got.ExitCode != want.ExitCode || got.Reason != want.Reason || !strings.HasPrefix(got.Message, string(cause)) ||
+			got.State != sandbox.StateExited {
 			t.Errorf("status after cause %s = %+v, want %+v", cause, got, want)
 		}
 	}
@@ -119,7 +124,8 @@ func TestStartFails(t *testing.T) {
 	if err := r.StartContainer(r.ctx(), p, c); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "no such accelerator") {
 		t.Errorf("StartContainer error = %v, want ErrFailedPrecondition with the hypervisor's message", err)
 	}
-	if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError || !strings.Contains(s.Message, "no such accelerator") {
+	if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError ||
+		!strings.Contains(s.Message, "no such accelerator") {
 		t.Errorf("status = %+v, want StartError with the hypervisor's message", s)
 	}
 	r.driver.refuse = nil
@@ -247,7 +253,8 @@ func TestRefused(t *testing.T) {
 		"shrunk disk": {"disk", func(p *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig) {
 			p.Annotations["VirtletRootVolumeSize"] = "512"
 		}, errdefs.IsInvalidArgument, "VirtletRootVolumeSize"},
-		"args of disk": {"disk", func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Args = []string{"single"} }, errdefs.IsNotImplemented, "command line"},
+		"args of disk": {"disk", func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Args = []string{"single"} },
+			errdefs.IsNotImplemented, "command line"},
 		"device": {"disk", func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 			c.Devices = []*runtimeapi.Device{{HostPath: "/dev/null", ContainerPath: "/dev/null", Permissions: "rw"}}
 		}, errdefs.IsNotImplemented, "devices[0]"},
@@ -292,7 +299,8 @@ func TestCDROM(t *testing.T) {
 		})
 		c := r.create(p, test.image)
 		disks := r.driver.guest(c.ID).definition.Disks
-		first := machine.Disk{ID: "cdrom", File: machine.File{Path: filepath.Join(r.images.dir, test.image)}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM}
+		first := machine.Disk{ID: "cdrom", File: machine.File{Path: filepath.Join(r.images.dir, test.image)}, Format: "raw", ReadOnly: true,
+			Bus: machine.BusCDROM}
 		if got := disks[0]; (got == first) != test.cdrom || !test.cdrom && got.ID != "root" || disks[1].ID != "scratch0" {
 			t.Errorf("image %s, medium %q: disks = %+v, want a CD-ROM first: %t", test.image, test.medium, disks, test.cdrom)
 		}
@@ -301,24 +309,15 @@ func TestCDROM(t *testing.T) {
 		}
 		r.must(r.RemoveSandbox(r.ctx(), p))
 	}
-	o := plan{volumes: volumes{root: "/dev/volume"}}
-	if err := o.chooseMedium(&disk.MachineImage{Format: disk.FormatRaw, ISO9660: true}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "/dev/volume") {
+	o := plan{volumes: volumes.Volumes{Root: "/dev/volume"}}
+	if err := o.chooseMedium(&disk.MachineImage{Format: disk.FormatRaw, ISO9660: true}); !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), "/dev/volume") {
 		t.Errorf("a CD-ROM with a root disk on a block device: got error %v, want ErrInvalidArgument that names the device", err)
 	}
 	kernel := plan{}
-	if err := kernel.chooseMedium(&disk.MachineImage{Layout: disk.LayoutKernel, Format: disk.FormatRaw, ISO9660: true}); err != nil || kernel.cdrom {
+	if err := kernel.chooseMedium(&disk.MachineImage{Layout: disk.LayoutKernel, Format: disk.FormatRaw, ISO9660: true}); err != nil ||
+		kernel.cdrom {
 		t.Errorf("an ISO file beside a kernel: CD-ROM %t, error %v; want a disk", kernel.cdrom, err)
-	}
-}
-
-// TestPhysicalBlock checks that QEMU accepts the size of physical sectors, whatever a device reports.
-func TestPhysicalBlock(t *testing.T) {
-	for _, test := range []struct{ logical, physical, want int }{
-		{512, 512, 512}, {512, 4096, 4096}, {4096, 4096, 4096}, {4096, 512, 4096}, {512, 98304, 512}, {512, 4 << 20, 512}, {512, 0, 512},
-	} {
-		if got := physicalBlock(test.logical, test.physical); got != test.want {
-			t.Errorf("physicalBlock(%d, %d) = %d, want %d", test.logical, test.physical, got, test.want)
-		}
 	}
 }
 
@@ -356,7 +355,7 @@ func TestUsers(t *testing.T) {
 // TestCPUs: a machine without a CPU quota has as many CPUs as it asks for, if the node has them, and at least the default.
 func TestCPUs(t *testing.T) {
 	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM}}}
-	node := nodeCPUs()
+	node := resources.NodeCPUs()
 	if node < 1 {
 		t.Fatalf("CPUs of the node: got %d", node)
 	}
@@ -399,11 +398,13 @@ func TestUpdate(t *testing.T) {
 		return r.UpdateContainer(r.ctx(), p, c)
 	}
 	if err := resize(2 * most); !errdefs.IsNotImplemented(err) || cgroupOf() != most {
-		t.Errorf("UpdateContainer with more memory than the guest was started with: error = %v, cgroup = %d, want ErrNotImplemented and %d", err, cgroupOf(), most)
+		t.Errorf("UpdateContainer with more memory than the guest was started with: error = %v, cgroup = %d, want ErrNotImplemented and %d", err,
+			cgroupOf(), most)
 	}
 	r.driver.memoryErr = errdefs.ErrFailedPrecondition
 	if err := resize(64 << 20); !errdefs.IsFailedPrecondition(err) || cgroupOf() != most {
-		t.Errorf("UpdateContainer of a guest that uses its memory: error = %v, cgroup = %d, want ErrFailedPrecondition and %d", err, cgroupOf(), most)
+		t.Errorf("UpdateContainer of a guest that uses its memory: error = %v, cgroup = %d, want ErrFailedPrecondition and %d", err, cgroupOf(),
+			most)
 	}
 	r.driver.memoryErr, r.driver.memories = nil, nil
 	for _, memory := range []uint64{64 << 20, 96 << 20, most} {
@@ -437,7 +438,8 @@ func TestUpdate(t *testing.T) {
 func TestWithoutAgent(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("dumb", "disk")
-	if _, err := r.Exec(r.ctx(), p, c, sandbox.ExecRequest{Cmd: []string{"true"}}); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "TRIPODAGENT") {
+	if _, err := r.Exec(r.ctx(), p, c, sandbox.ExecRequest{Cmd: []string{"true"}}); !errdefs.IsNotImplemented(err) ||
+		!strings.Contains(err.Error(), "TRIPODAGENT") {
 		t.Errorf("Exec error = %v, want ErrNotImplemented that names the agent's disk", err)
 	}
 	if _, err := r.Dial(r.ctx(), p, c, "tcp", "127.0.0.1:1"); !errdefs.IsUnavailable(err) {
@@ -507,7 +509,8 @@ func TestN1FailPoints(t *testing.T) {
 	}
 	n := 0
 	for _, name := range failpoint.Names() {
-		if !strings.HasPrefix(name, "vm.") || strings.HasPrefix(name, "vm.no-boot.") || strings.HasPrefix(name, "vm.disk.") { // TestV5Recovered, TestDiskInterrupted
+		// TestV5Recovered, TestDiskInterrupted
+		if !strings.HasPrefix(name, "vm.") || strings.HasPrefix(name, "vm.no-boot.") || strings.HasPrefix(name, "vm.disk.") {
 			continue
 		}
 		n++

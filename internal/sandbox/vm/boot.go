@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 )
 
 var (
@@ -21,7 +21,7 @@ var (
 const (
 	// The interval between reads of the firmware's log doubles from pollMin to pollMax, and returns to pollMin when the
 	// machine reboots. pollMax is the time between the firmware's own searches for a boot device.
-	pollMin, pollMax = 250 * time.Millisecond, firmware.RetryTime
+	pollMin, pollMax = 250 * time.Millisecond, boot.RetryTime
 	// killTime bounds one attempt to kill a machine that cannot boot.
 	killTime = 30 * time.Second
 )
@@ -31,7 +31,7 @@ func (b *Backend) bootTimeout() time.Duration { return time.Duration(b.cfg.VM.Bo
 // watchBoot polls the firmware's log while the machine runs. It kills a machine that cannot boot, and writes a message
 // to the container's log if the guest shows no sign of life within vm.boot_timeout.
 func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
-	var report firmware.Report
+	var report boot.Report
 	console := 0 // how much of it has been read
 	var silence <-chan time.Time
 	if b.bootTimeout() > 0 {
@@ -71,13 +71,13 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 // It does not notice that a machine with UEFI has rebooted, because it reads only the beginning of that machine's console.
 // console is the size of what it has read there before: firmware that has failed writes nothing more, while a line that
 // looks like a failure may be half of another one.
-func (b *Backend) readFirmware(h *handle, report *firmware.Report, console *int) (rebooted bool) {
+func (b *Backend) readFirmware(h *handle, report *boot.Report, console *int) (rebooted bool) {
 	if s, _ := h.Snapshot(); s.Definition.UEFI != nil {
 		output, err := consoleStart(s)
 		if err != nil {
 			b.log.Debug("cannot read the firmware's output on the console", "container", h.ID, "err", err)
 		}
-		*report = firmware.OfConsole(output)
+		*report = boot.OfConsole(output)
 		report.Failed = report.Failed && len(output) == *console
 		*console = len(output)
 		return false
@@ -96,13 +96,13 @@ func consoleStart(s state) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	raw, err := io.ReadAll(io.NewSectionReader(f, s.SerialBefore, firmware.ConsoleSize))
+	raw, err := io.ReadAll(io.NewSectionReader(f, s.SerialBefore, boot.ConsoleSize))
 	return string(raw), err
 }
 
 // endUnbootable kills a machine that cannot boot, and reports whether the watch is over. It records the reason first,
 // so that the reason is the same if the daemon restarts before the machine has ended.
-func (b *Backend) endUnbootable(h *handle, l *life, report *firmware.Report) bool {
+func (b *Backend) endUnbootable(h *handle, l *life, report *boot.Report) bool {
 	s, current := h.Snapshot()
 	why := s.NoBoot
 	switch {
@@ -159,7 +159,7 @@ func (b *Backend) note(l *life, lines []string, message string) error {
 
 // noteSilence writes to the container's log, once, that the guest shows no sign of life. The machine keeps running,
 // because its guest may simply not use the serial console.
-func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
+func (b *Backend) noteSilence(h *handle, l *life, report boot.Report) {
 	s, _ := h.Snapshot()
 	if s.Silent || b.isAlive(h.ID, s, l) {
 		return
@@ -194,23 +194,6 @@ func (b *Backend) isAlive(id string, s state, l *life) bool {
 		}
 	}
 	return false
-}
-
-// lastWords returns the end of what the guest has written to its console, for an error message.
-func (b *Backend) lastWords(pod string) string {
-	const most = 1 << 10
-	f, err := os.Open(b.cfg.serialLog(pod))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil || info.Size() == 0 {
-		return ""
-	}
-	tail := make([]byte, min(most, info.Size()))
-	n, _ := f.ReadAt(tail, info.Size()-int64(len(tail)))
-	return fmt.Sprintf("; the guest's console ends with %q", strings.ToValidUTF8(string(tail[:n]), "?"))
 }
 
 // sizeOf returns a file's size in bytes, or 0 if the file is missing.

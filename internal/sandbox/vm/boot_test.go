@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 	"github.com/tripod-run/tripod/test/loopdev"
@@ -39,7 +39,8 @@ func (r *rig) wantNoBoot(p *sandbox.Pod, c *sandbox.Container, reason string) {
 	if s.Reason != sandbox.ReasonNoBootableDevice || s.ExitCode != sandbox.ExitStartError || !strings.Contains(s.Message, reason) {
 		r.Errorf("status = %+v, want NoBootableDevice because %q", s, reason)
 	}
-	if log := r.log(p); strings.Count(log, "stderr F tripod: ") != 1 || !strings.Contains(log, "firmware: Booting from Hard Disk...") || !strings.Contains(log, reason) {
+	if log := r.log(p); strings.Count(log, "stderr F tripod: ") != 1 || !strings.Contains(log, "firmware: Booting from Hard Disk...") ||
+		!strings.Contains(log, reason) {
 		r.Errorf("log = %q, want the firmware's output and, once, %q", log, reason)
 	}
 }
@@ -78,11 +79,11 @@ func byFirmware(value string) func(*runtimeapi.PodSandboxConfig) {
 // withUEFI gives the rig's node a UEFI firmware, whose template of the variables is the text "template".
 func withUEFI(t *testing.T) func(*settings) {
 	dir := t.TempDir()
-	found := firmware.UEFI{Code: filepath.Join(dir, "code.fd"), Vars: filepath.Join(dir, "vars.fd")}
+	found := boot.UEFI{Code: filepath.Join(dir, "code.fd"), Vars: filepath.Join(dir, "vars.fd")}
 	if err := os.WriteFile(found.Vars, []byte("template"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return func(c *settings) { c.UEFI = func() (firmware.UEFI, error) { return found, nil } }
+	return func(c *settings) { c.UEFI = func() (boot.UEFI, error) { return found, nil } }
 }
 
 // TestFirmware: the disk decides between BIOS and UEFI, unless the annotation does. A machine with UEFI has its own copy of
@@ -110,7 +111,8 @@ func TestFirmware(t *testing.T) {
 		case !test.uefi && !errors.Is(err, fs.ErrNotExist):
 			t.Errorf("image %s, annotation %q: a machine with a BIOS has UEFI variables (error %v)", test.image, test.annotation, err)
 		case test.uefi && (err != nil || string(vars) != "template" || got.Vars.Path != file || s.Unbootable != ""):
-			t.Errorf("image %s, annotation %q: state = %+v, variables %q, %v; want a copy of the template", test.image, test.annotation, s, vars, err)
+			t.Errorf("image %s, annotation %q: state = %+v, variables %q, %v; want a copy of the template", test.image, test.annotation, s, vars,
+				err)
 		}
 		r.must(r.RemoveContainer(r.ctx(), p, c))
 		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +134,7 @@ func TestVarsStayOnDevice(t *testing.T) {
 	const varsAt = rootdisk.VarsOffset + 1024
 	driver := ""
 	r := newRig(t, func(c *settings) {
-		c.UEFI = func() (firmware.UEFI, error) { return firmware.UEFI{Code: "/code.fd", Vars: template}, nil }
+		c.UEFI = func() (boot.UEFI, error) { return boot.UEFI{Code: "/code.fd", Vars: template}, nil }
 		c.Driver = renamed{c.Driver, &driver}
 	})
 	for i, test := range []struct {
@@ -148,7 +150,8 @@ func TestVarsStayOnDevice(t *testing.T) {
 		{name: "kept", template: append(bytes.Repeat([]byte("one "), 64), bytes.Repeat([]byte("two "), 960)...), want: "guest"},
 		{name: "another size", template: bytes.Repeat([]byte("six "), 2048), want: "six six", warning: "those of another firmware"},
 		{name: "too large", template: make([]byte, 1<<20), want: "guest", file: true, warning: "do not fit on the device"},
-		{name: "libvirt", driver: "libvirt", template: bytes.Repeat([]byte("two "), 1024), want: "guest", file: true, warning: "libvirt cannot keep them"},
+		{name: "libvirt", driver: "libvirt", template: bytes.Repeat([]byte("two "), 1024), want: "guest", file: true,
+			warning: "libvirt cannot keep them"},
 	} {
 		driver = test.driver
 		r.must(os.WriteFile(template, test.template, 0o600))
@@ -201,12 +204,14 @@ func (d renamed) Name() string { return cmp.Or(*d.name, d.Driver.Name()) }
 func TestFirmwareRefused(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("kernel", byFirmware("uefi"))
-	if _, err := r.CreateContainer(r.ctx(), p, r.container(p, "kernel")); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "tripod.dev/vm.firmware") {
+	if _, err := r.CreateContainer(r.ctx(), p, r.container(p, "kernel")); !errdefs.IsNotImplemented(err) ||
+		!strings.Contains(err.Error(), "tripod.dev/vm.firmware") {
 		t.Errorf("CreateContainer of a kernel with UEFI: got error %v, want ErrNotImplemented that names the annotation", err)
 	}
 	for i, test := range []struct{ image, annotation string }{{"disk-uefi", ""}, {"disk", "uefi"}} {
 		p := r.pod(fmt.Sprint("missing", i), byFirmware(test.annotation))
-		if _, err := r.CreateContainer(r.ctx(), p, r.container(p, test.image)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "UEFI") {
+		if _, err := r.CreateContainer(r.ctx(), p, r.container(p, test.image)); !errdefs.IsFailedPrecondition(err) ||
+			!strings.Contains(err.Error(), "UEFI") {
 			t.Errorf("CreateContainer of %s without a UEFI firmware: got error %v, want ErrFailedPrecondition", test.image, err)
 		}
 	}
@@ -215,7 +220,8 @@ func TestFirmwareRefused(t *testing.T) {
 	small := r.container(p, "disk-uefi")
 	small.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 48 << 20}
 	p.Config.Annotations = nil
-	if _, err := r.CreateContainer(r.ctx(), p, small); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "memory_limit_in_bytes") {
+	if _, err := r.CreateContainer(r.ctx(), p, small); !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), "memory_limit_in_bytes") {
 		t.Errorf("CreateContainer with too little memory for UEFI: got error %v, want ErrInvalidArgument that names the field", err)
 	}
 	shrinks := r.create(p, "disk-uefi")
@@ -223,7 +229,8 @@ func TestFirmwareRefused(t *testing.T) {
 	if err := r.UpdateContainer(r.ctx(), p, shrinks); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("UpdateContainer to too little memory for UEFI: got error %v, want ErrInvalidArgument", err)
 	}
-	if err := r.Validate(r.podConfig("wrong", byFirmware("ovmf")), nil); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "`bios` or `uefi`") {
+	if err := r.Validate(r.podConfig("wrong", byFirmware("ovmf")), nil); !errdefs.IsInvalidArgument(err) ||
+		!strings.Contains(err.Error(), "`bios` or `uefi`") {
 		t.Errorf("Validate of an unknown firmware: got error %v, want ErrInvalidArgument with the allowed values", err)
 	}
 }
@@ -262,7 +269,7 @@ func TestUEFIFoundOnce(t *testing.T) {
 	found := 0
 	r := newRig(t, withUEFI(t), func(c *settings) {
 		find := c.UEFI
-		c.UEFI = func() (firmware.UEFI, error) { found++; return find() }
+		c.UEFI = func() (boot.UEFI, error) { found++; return find() }
 	})
 	p := r.pod("device")
 	c := r.container(p, "disk-uefi")
@@ -280,7 +287,8 @@ func TestV5NoBootableDeviceUEFI(t *testing.T) {
 	g := r.driver.guest(c.ID)
 	r.must(say(&g, noUEFIBoot))
 	s := r.waitEnd(c)
-	if s.Reason != sandbox.ReasonNoBootableDevice || s.ExitCode != sandbox.ExitStartError || !strings.Contains(s.Message, "failed to load Boot0001") {
+	if s.Reason != sandbox.ReasonNoBootableDevice || s.ExitCode != sandbox.ExitStartError ||
+		!strings.Contains(s.Message, "failed to load Boot0001") {
 		t.Errorf("status = %+v, want NoBootableDevice with the firmware's output", s)
 	}
 	if log := r.log(p); !strings.Contains(log, "stderr F firmware: BdsDxe: failed to load") || strings.Count(log, "stderr F tripod: ") != 1 {

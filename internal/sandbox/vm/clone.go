@@ -1,17 +1,13 @@
 package vm
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -21,11 +17,11 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image/disk/qcow2"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/identity"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/renewal"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/templates"
 )
 
 // This file has what disk machines do with templates, if their pods ask for one by an annotation. The machine of a template has
@@ -43,16 +39,14 @@ const (
 	cloudInitRoom = 4 << 20
 	// minShares is the least share of the CPUs that a cgroup can have.
 	minShares = 2
-	// outputLimit is how many bytes of a script's output are read, and quoteLimit how many an error quotes.
-	outputLimit, quoteLimit = 32 << 10, 1 << 10
 )
 
 // templateKind returns what is special about templates of disk machines.
-func (b *Backend) templateKind() templateKind {
-	return templateKind{
-		handler: "vm", unit: b.templateUnit, settle: b.settle,
-		size: func(memory uint64) uint64 { return memory },
-		time: 20 * time.Minute, // an emulated system boots for minutes
+func (b *Backend) templateKind() templates.Kind {
+	return templates.Kind{
+		Handler: "vm", Unit: b.templateUnit, Settle: b.settle,
+		Size: func(memory uint64) uint64 { return memory },
+		Time: 20 * time.Minute, // an emulated system boots for minutes
 	}
 }
 
@@ -63,7 +57,7 @@ func (b *Backend) forTemplate(o *plan, in cloudinit.Input, built *cloudinit.Imag
 		o.warnings = append(o.warnings, "annotation "+annotations.Prefix+"template has no effect: "+why)
 		return nil
 	}
-	common, err := cloudinit.Build(neutral(in))
+	common, err := cloudinit.Build(in.Neutral())
 	if err != nil {
 		return fmt.Errorf("cloud-init: %w", err)
 	}
@@ -78,32 +72,24 @@ func (b *Backend) noTemplate(o *plan, cloudInit int) string {
 	switch {
 	case b.cfg.VM.Templates == 0:
 		return "the node keeps none (vm.templates)"
-	case b.cfg.Driver.Name() == driverLibvirt:
+	case b.cfg.Driver.Name() == DriverLibvirt:
 		return `machines of vm.driver "libvirt" do not continue from a template`
 	case b.cfg.AgentDisk == "":
 		return "the node has no agent for guests"
-	case o.cdrom || o.files.Disk == nil || o.volumes.root != "":
+	case o.cdrom || o.files.Disk == nil || o.volumes.Root != "":
 		return "the root disk is not a copy of the image's"
-	case len(o.volumes.disks) > len(o.options.ScratchDisks):
+	case len(o.volumes.Disks) > len(o.options.ScratchDisks):
 		return "the machine has block devices"
 	case o.options.SystemUUID != "":
 		return "the guest would have the system UUID of the template"
 	case cloudInit > cloudInitRoom:
 		return fmt.Sprintf("the cloud-init image has %d bytes, more than %d", cloudInit, cloudInitRoom)
 	}
-	if err := machine.CheckSaved(machine.Definition{UEFI: o.uefi, NICs: make([]machine.NIC, len(o.interfaces)), Shares: o.volumes.shares}); err != nil {
+	if err := machine.CheckSaved(machine.Definition{UEFI: o.uefi, NICs: make([]machine.NIC, len(o.interfaces)),
+		Shares: o.volumes.Shares}); err != nil {
 		return err.Error()
 	}
 	return ""
-}
-
-// neutral returns the part of the input for which machines need different templates.
-func neutral(in cloudinit.Input) cloudinit.Input {
-	options := annotations.Options{
-		ImageType: in.Options.ImageType, UserData: in.Options.UserData, UserDataDocument: in.Options.UserDataDocument,
-		UserDataScript: in.Options.UserDataScript, MetaData: in.Options.MetaData,
-	}
-	return cloudinit.Input{Options: options, PodUID: "template", Hostname: "template", Agent: in.Agent}
 }
 
 // markDisks sets Disk.Like of the disks that a template has, too: their content is that of the image, and changes.
@@ -123,7 +109,7 @@ func (b *Backend) chooseTemplate(ctx context.Context, p *sandbox.Pod, d *machine
 	case b.cfg.Continue != nil:
 		return b.cfg.Continue(ctx, p, d)
 	case b.templates != nil && d.Plug && !isTemplate(p):
-		return b.templates.find(ctx, p, d)
+		return b.templates.Find(ctx, p, d)
 	}
 	return nil
 }
@@ -134,8 +120,8 @@ const templateLabel = annotations.Prefix + "template"
 func isTemplate(p *sandbox.Pod) bool { return p.Config.GetLabels()[templateLabel] != "" }
 
 // templateUnit is templateKind.unit.
-func (b *Backend) templateUnit(w wish) (*sandbox.Pod, *sandbox.Container) {
-	annotated := b.cfg.Annotations.Pick(w.pod.Config.GetAnnotations())
+func (b *Backend) templateUnit(w templates.Wish) (*sandbox.Pod, *sandbox.Container) {
+	annotated := b.cfg.Annotations.Pick(w.Pod.Config.GetAnnotations())
 	for _, own := range []string{
 		"ssh-keys", "VirtletSSHKeys", "ssh-key-source", "VirtletSSHKeySource", "files-from-data-source", "VirtletFilesFromDataSource",
 		"vcpu-count", "VirtletVCPUCount",
@@ -143,28 +129,22 @@ func (b *Backend) templateUnit(w wish) (*sandbox.Pod, *sandbox.Container) {
 		delete(annotated, own)
 		delete(annotated, annotations.Prefix+own)
 	}
-	annotated[annotations.Prefix+"wait-for-agent"], annotated[annotations.Prefix+"vcpu-count"] = "true", strconv.Itoa(w.cpus)
-	res := proto.CloneOf(sandbox.Resources(w.pod, w.container))
+	annotated[annotations.Prefix+"wait-for-agent"], annotated[annotations.Prefix+"vcpu-count"] = "true", strconv.Itoa(w.CPUs)
+	res := proto.CloneOf(sandbox.Resources(w.Pod, w.Container))
 	if res == nil {
 		res = &runtimeapi.LinuxContainerResources{}
 	}
 	res.CpuShares = minShares // pods come first
-	mp := *w.pod
+	mp := *w.Pod
 	mp.Config = &runtimeapi.PodSandboxConfig{
-		Annotations: annotated, Labels: map[string]string{templateLabel: w.name}, Linux: &runtimeapi.LinuxPodSandboxConfig{},
+		Annotations: annotated, Labels: map[string]string{templateLabel: w.Name}, Linux: &runtimeapi.LinuxPodSandboxConfig{},
 	}
 	config := &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: "machine"}, Image: w.container.Config.GetImage(), Args: w.container.Config.GetArgs(),
+		Metadata: &runtimeapi.ContainerMetadata{Name: "machine"}, Image: w.Container.Config.GetImage(), Args: w.Container.Config.GetArgs(),
 		Linux: &runtimeapi.LinuxContainerConfig{Resources: res},
 	}
-	return &mp, &sandbox.Container{ImageID: w.container.ImageID, Config: config}
+	return &mp, &sandbox.Container{ImageID: w.Container.ImageID, Config: config}
 }
-
-// settleScript waits until cloud-init and the services that the system starts are ready.
-const settleScript = `command -v cloud-init >/dev/null || { echo "the guest has no cloud-init" >&2; exit 1; }
-until [ -e /run/cloud-init/result.json ]; do sleep 0.2 || sleep 1; done
-[ ! -d /run/systemd/system ] || systemctl is-system-running --wait >/dev/null || true
-sync`
 
 // settle is templateKind.settle.
 func (b *Backend) settle(ctx context.Context, id string) error {
@@ -172,76 +152,23 @@ func (b *Backend) settle(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	return runScript(ctx, l, nil, settleScript)
-}
-
-// runScript runs a shell script in the guest, with arguments and input. Its error is errdefs.ErrUnavailable if the agent does
-// not answer, and otherwise quotes what the script wrote to its standard error.
-func runScript(ctx context.Context, l *life, input []byte, script string, args ...string) error {
 	a := l.agent.Load()
 	if a == nil {
-		return fmt.Errorf("%w: %w", errNoAgent, errdefs.ErrUnavailable)
+		return fmt.Errorf("%w: %w", ErrNoAgent, errdefs.ErrUnavailable)
 	}
-	if err := a.Wait(ctx); err != nil {
-		return err
-	}
-	words := &limitedBuffer{limit: outputLimit}
-	code, err := a.Exec(ctx, agent.Command{Dir: "/", ExecRequest: sandbox.ExecRequest{
-		Cmd: append([]string{"/bin/sh", "-c", script, "tripod"}, args...), Stdin: bytes.NewReader(input), Stderr: words,
-	}})
-	if err == nil && code != 0 {
-		said := words.String()
-		err = fmt.Errorf("a script in the guest has failed with code %d: %q: %w", code, said[:min(len(said), quoteLimit)], errdefs.ErrFailedPrecondition)
-	}
-	return err
+	return renewal.Settle(ctx, a)
 }
-
-// renewScript makes a guest that has continued from a template the pod's. Its arguments are the node's time in nanoseconds, the
-// guest's machine ID, and the MAC addresses of its interfaces; the input is the seed for Renew. The rest runs on while the
-// container counts as started, as cloud-init does in a guest that boots.
-//
-// In /run/cloud-init stays only what the system makes at a boot before cloud-init runs; otherwise cloud-init would trust what it
-// has found out about the template's instance. At a boot, the system brings the network up between the first two stages. Here
-// the second stage does, because it takes itself for the first one that sees the instance.
-const renewScript = `set -e
-/proc/$PPID/exe renew "$1"
-[ ! -s /etc/machine-id ] || echo "$2" >/etc/machine-id || true
-shift 2
-for file in /run/cloud-init/* /run/cloud-init/.[!.]*; do
-	case ${file##*/} in enabled | cloud.cfg | ds-identify.log | cloud-init-generator.log) ;; *) rm -rf "$file" ;; esac
-done
-again='for mac; do
-	for i in $(seq 200); do ! grep -qix "$mac" /sys/class/net/*/address || break; sleep 0.1 || sleep 1; done
-done
-cloud-init init --local
-rm -f /var/lib/cloud/data/instance-id
-cloud-init init
-cloud-init modules --mode=config
-cloud-init modules --mode=final
-for unit in ssh sshd; do
-	! command -v systemctl >/dev/null || systemctl try-restart "$unit"
-done'
-if [ -d /run/systemd/system ] && command -v systemd-run >/dev/null; then
-	systemctl is-active -q tripod-renew || systemd-run --quiet --collect --no-block --unit=tripod-renew /bin/sh -c "$again" tripod "$@"
-else
-	setsid /bin/sh -c "$again" tripod "$@" </dev/null >/dev/console 2>&1 &
-fi`
 
 // renew makes a guest that has continued from a template the pod's: it gets its clock, random numbers and machine ID at once,
 // and the rest when cloud-init runs again.
 func (b *Backend) renew(ctx context.Context, h *handle, l *life) error {
 	s, _ := h.Snapshot()
-	if err := l.agent.Load().Wait(ctx); err != nil { // before the time is taken
-		return err
-	}
-	seed := make([]byte, identity.SeedSize)
-	rand.Read(seed)
-	args := []string{strconv.FormatInt(time.Now().UnixNano(), 10), strings.ReplaceAll(s.Definition.UUID, "-", "")}
+	var macs []string
 	for _, nic := range s.Definition.NICs {
-		args = append(args, nic.MAC)
+		macs = append(macs, nic.MAC)
 	}
-	if err := runScript(ctx, l, seed, renewScript, args...); err != nil {
-		return fmt.Errorf("prepare the guest for its pod: %w", err)
+	if err := renewal.Renew(ctx, l.agent.Load(), s.Definition.UUID, macs); err != nil {
+		return err
 	}
 	if err := fpRenewed.Hit(ctx); err != nil {
 		return err
@@ -252,9 +179,10 @@ func (b *Backend) renew(ctx context.Context, h *handle, l *life) error {
 
 // continueFrom starts a machine that continues from a template. All errors of the template's have machine.ErrSaved.
 func (b *Backend) continueFrom(ctx context.Context, h *handle, l *life, d machine.Definition) error {
-	limited, cancel := context.WithTimeoutCause(ctx, cloneTime, fmt.Errorf("the guest did not continue within %s", cloneTime))
+	limited, cancel := context.WithTimeoutCause(ctx, templates.StartTime,
+		fmt.Errorf("the guest did not continue within %s", templates.StartTime))
 	defer cancel()
-	if err := b.templates.copyDisks(d); err != nil {
+	if err := b.templates.CopyDisks(d); err != nil {
 		return fmt.Errorf("%w: %w", machine.ErrSaved, err)
 	}
 	if err := fpCopied.Hit(ctx); err != nil {
@@ -275,7 +203,7 @@ func (b *Backend) continueFrom(ctx context.Context, h *handle, l *life, d machin
 
 // renewLate is renew after a restart of the daemon. A guest that cannot get to know its pod is killed.
 func (b *Backend) renewLate(h *handle, l *life) {
-	ctx, cancel := context.WithTimeout(b.ctx, cloneTime)
+	ctx, cancel := context.WithTimeout(b.ctx, templates.StartTime)
 	defer cancel()
 	err := b.renew(ctx, h, l)
 	if err == nil || b.ctx.Err() != nil {
@@ -292,10 +220,7 @@ func (b *Backend) renewLate(h *handle, l *life) {
 // templateOf returns the name of the template from which a machine continues, or "".
 func templateOf(h *handle) string {
 	s, _ := h.Snapshot()
-	if s.Definition.Saved == "" {
-		return ""
-	}
-	return filepath.Base(s.Definition.Saved)
+	return templates.Of(s.Definition)
 }
 
 // bootInstead boots a machine that did not continue from its template. Its disks become new ones, after the record says that it
@@ -338,10 +263,10 @@ func (b *Backend) startedFrom(ctx context.Context, p *sandbox.Pod, c *sandbox.Co
 	switch {
 	case b.templates == nil || !s.Definition.Plug || isTemplate(p):
 	case s.Definition.Saved != "":
-		template := filepath.Base(s.Definition.Saved)
+		template := templates.Of(s.Definition)
 		b.log.Info("a machine has continued from a template", "container", h.ID, "template", template)
-		b.templates.continued(template)
+		b.templates.Continued(template)
 	default:
-		b.templates.want(ctx, p, c)
+		b.templates.Want(ctx, p, c)
 	}
 }

@@ -18,12 +18,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/bootdisk"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/console"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/volumes"
 	"github.com/tripod-run/tripod/internal/spans"
 )
 
@@ -47,10 +48,10 @@ type plan struct {
 	// root is the root disk, if it is on a block device.
 	root       rootdisk.Disk
 	interfaces []tap.Interface
-	volumes    volumes
+	volumes    volumes.Volumes
 	warnings   []string
 	// firmware is the node's UEFI firmware, once findUEFI has found it.
-	firmware *firmware.UEFI
+	firmware *boot.UEFI
 	// uefi is the flash memory of a machine that boots by UEFI.
 	uefi       *machine.UEFI
 	unbootable string // see state.Unbootable
@@ -94,7 +95,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
-	return sandbox.Resolved{Mounts: o.volumes.mounts, StopSignal: runtimeapi.Signal_SIGNAL_SIGTERM}, fpCreated.Hit(ctx)
+	return sandbox.Resolved{Mounts: o.volumes.Mounts, StopSignal: runtimeapi.Signal_SIGNAL_SIGTERM}, fpCreated.Hit(ctx)
 }
 
 // plan checks and collects everything that is needed to make the machine, and leases its image.
@@ -114,19 +115,19 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if err != nil {
 		return nil, err
 	}
-	o.warnings = append(o.warnings, flexWarnings(c.Config.GetMounts())...)
+	o.warnings = append(o.warnings, volumes.FlexWarnings(c.Config.GetMounts())...)
 	config, err := cdi.New(b.cfg.CDIDirs).AsBlocks(c.Config)
 	if err != nil {
 		return nil, err
 	}
-	if o.volumes, err = volumesOf(config, driver); err != nil {
+	if o.volumes, err = volumes.Of(config, driver); err != nil {
 		return nil, err
 	}
-	if why != "" && len(o.volumes.guestMounts) > 0 {
+	if why != "" && len(o.volumes.GuestMounts) > 0 {
 		b.log.Warn("volumes of a machine are limited", "container", c.ID, "reason", why)
 		o.warnings = append(o.warnings, why)
 	}
-	o.volumes.scratch(o.options.ScratchDisks, b.cfg.ScratchBase, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
+	o.volumes.Scratch(o.options.ScratchDisks, b.cfg.ScratchBase, func(disk string) string { return b.cfg.ScratchFile(c.ID, disk) })
 	if p.Netns != "" {
 		if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
 			return nil, fmt.Errorf("the pod's taps: %w", err)
@@ -140,10 +141,12 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 			size, img.VirtualSize, errdefs.ErrInvalidArgument)
 	}
 	if len(c.Config.GetArgs()) > 0 && img.Layout != disk.LayoutKernel {
-		return nil, fields.Unsupported("args", "%q: only an image with its own kernel has a command line; a disk boots the system on it", c.Config.GetArgs())
+		return nil, fields.Unsupported("args", "%q: only an image with its own kernel has a command line; a disk boots the system on it",
+			c.Config.GetArgs())
 	}
 	if o.options.Firmware == annotations.FirmwareUEFI && img.Layout == disk.LayoutKernel {
-		return nil, fields.Unsupported("annotation tripod.dev/vm.firmware", "%q: the image has its own kernel, which QEMU starts; only a disk boots by UEFI", o.options.Firmware)
+		return nil, fields.Unsupported("annotation tripod.dev/vm.firmware",
+			"%q: the image has its own kernel, which QEMU starts; only a disk boots by UEFI", o.options.Firmware)
 	}
 	if o.files, err = b.cfg.Images.OpenDisk(ctx, c.ID, c.ImageID); err != nil {
 		return nil, fmt.Errorf("the machine's image: %w", err)
@@ -153,6 +156,32 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return nil, err
 	}
 	return o, nil
+}
+
+// shareDriver returns the driver for shared directories. The pod can choose the driver. If it does not, shareDriver
+// chooses virtio-fs or, where virtio-fs does not work, 9p. In the latter case, the second result says why virtio-fs
+// does not work. If the container has no mounts, shareDriver does not try virtio-fs.
+func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.ShareDriver, why string, err error) {
+	driver = o.options.ShareDriver
+	switch {
+	case driver.By9p():
+		return driver, "", nil
+	case len(o.container.Config.GetMounts()) == 0:
+		return machine.Share9p, "", nil
+	}
+	err = b.cfg.Virtiofs(ctx)
+	switch {
+	case err == nil:
+		return machine.ShareVirtiofs, "", nil
+	case driver == machine.ShareVirtiofs:
+		return "", "", fmt.Errorf("annotation %sshare-driver: virtiofs: virtio-fs does not work on this node: %w: %w", annotations.Prefix, err,
+			errdefs.ErrFailedPrecondition)
+	case ctx.Err() != nil:
+		return "", "", err
+	default:
+		return machine.Share9p,
+			fmt.Sprintf("directories are shared by 9p, without owners, and Secrets and ConfigMaps are copied once, because there is no virtio-fs: %v", err), nil
+	}
 }
 
 // chooseMedium sets o.cdrom. It refuses settings of a root disk, which a machine with a CD-ROM does not have.
@@ -165,10 +194,12 @@ func (o *plan) chooseMedium(img *disk.MachineImage) error {
 		return nil
 	case img.Format != disk.FormatRaw:
 		return fields.Invalid(medium, "%q: the image has no raw disk; only a raw disk can be a CD-ROM", o.options.ImageMedium)
-	case o.volumes.root != "":
-		return fields.Invalid("devices", "%s at / would be the root disk, but the image is a CD-ROM, which is not copied; give the machine the device at another path, or set %s to disk", o.volumes.root, medium)
+	case o.volumes.Root != "":
+		return fields.Invalid("devices",
+			"%s at / would be the root disk, but the image is a CD-ROM, which is not copied; give the machine the device at another path, or set %s to disk", o.volumes.Root, medium)
 	case o.options.RootVolumeSize > 0:
-		return fields.Invalid("annotation tripod.dev/vm.root-volume-size (VirtletRootVolumeSize)", "the image is a CD-ROM, so the machine has no root disk; add a disk with scratch-disks or volumeDevices, or set %s to disk", medium)
+		return fields.Invalid("annotation tripod.dev/vm.root-volume-size (VirtletRootVolumeSize)",
+			"the image is a CD-ROM, so the machine has no root disk; add a disk with scratch-disks or volumeDevices, or set %s to disk", medium)
 	}
 	return nil
 }
@@ -183,7 +214,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	if err := os.MkdirAll(b.cfg.diskDir(id), 0o700); err != nil {
 		return sandbox.DiskError(fmt.Errorf("make the machine's directory: %w", err))
 	}
-	if err := b.makeSerialDir(id); err != nil {
+	if err := console.MakeDir(b.cfg.serialDir(id), b.cfg.VM.ConsoleBuffer); err != nil {
 		return err
 	}
 	if err := b.checkFirmware(o); err != nil {
@@ -196,7 +227,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 		return fmt.Errorf("boot: %w", err)
 	}
 	for i, disk := range o.options.ScratchDisks {
-		if err := qcow2.CreateOverlay(ctx, b.cfg.scratchFile(id, fmt.Sprintf("scratch%d", i)), disk.Size, qcow2.Overlay{}); err != nil {
+		if err := qcow2.CreateOverlay(ctx, b.cfg.ScratchFile(id, fmt.Sprintf("scratch%d", i)), disk.Size, qcow2.Overlay{}); err != nil {
 			return sandbox.DiskError(fmt.Errorf("make the scratch disk for %s: %w", disk.Path, err))
 		}
 	}
@@ -228,7 +259,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 
 // makeRoot makes the root disk: an overlay on the image's disk, or a copy of that disk on the pod's block device.
 func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
-	if o.volumes.root == "" {
+	if o.volumes.Root == "" {
 		if o.files.Disk == nil || o.cdrom {
 			return nil
 		}
@@ -239,28 +270,32 @@ func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 		return nil
 	}
 	if o.files.Disk == nil {
-		return fields.Invalid("devices", "%s at / would be the root disk, but the image has no disk to copy to it", o.volumes.root)
+		return fields.Invalid("devices", "%s at / would be the root disk, but the image has no disk to copy to it", o.volumes.Root)
 	}
 	info, err := o.files.Disk.Stat()
 	if err != nil {
 		return err
 	}
-	src := rootdisk.Source{Image: o.container.ImageID, File: o.files.Disk, FileSize: info.Size(), Format: o.files.Format, Size: o.files.VirtualSize}
-	if o.root, err = rootdisk.Prepare(ctx, o.volumes.root, src, o.options.RootDeviceOverwrite); err != nil {
+	src := rootdisk.Source{Image: o.container.ImageID, File: o.files.Disk, FileSize: info.Size(), Format: o.files.Format,
+		Size: o.files.VirtualSize}
+	if o.root, err = rootdisk.Prepare(ctx, o.volumes.Root, src, o.options.RootDeviceOverwrite); err != nil {
 		return sandbox.DiskError(err)
 	}
 	if o.root.Image != o.container.ImageID {
-		o.warnings = append(o.warnings, fmt.Sprintf("the root disk on %s was made from image %s and is kept; annotation root-device-overwrite: image replaces it", o.volumes.root, o.root.Image))
+		o.warnings = append(o.warnings,
+			fmt.Sprintf("the root disk on %s was made from image %s and is kept; annotation root-device-overwrite: image replaces it",
+				o.volumes.Root, o.root.Image))
 	}
 	if size := o.options.RootVolumeSize; size > o.root.Size {
-		o.warnings = append(o.warnings, fmt.Sprintf("annotation root-volume-size: the root disk has only %d bytes, the size of its device", o.root.Size))
+		o.warnings = append(o.warnings,
+			fmt.Sprintf("annotation root-volume-size: the root disk has only %d bytes, the size of its device", o.root.Size))
 	}
 	return nil
 }
 
 // checkFirmware refuses a machine that needs UEFI and cannot have it, before the image is copied to a device.
 func (b *Backend) checkFirmware(o *plan) error {
-	if o.volumes.root == "" || o.files.Kernel != nil || o.files.Disk == nil || o.options.Firmware == annotations.FirmwareBIOS {
+	if o.volumes.Root == "" || o.files.Kernel != nil || o.files.Disk == nil || o.options.Firmware == annotations.FirmwareBIOS {
 		return nil
 	}
 	if o.options.Firmware == "" {
@@ -269,7 +304,7 @@ func (b *Backend) checkFirmware(o *plan) error {
 			return err
 		}
 		defer closeDisk()
-		if found, err := bootdisk.Inspect(disk, size); err != nil || !found.UEFIOnly() {
+		if found, err := boot.Inspect(disk, size); err != nil || !found.UEFIOnly() {
 			return err
 		}
 	}
@@ -297,7 +332,7 @@ func (b *Backend) chooseFirmware(ctx context.Context, o *plan) error {
 // would fail without a message.
 func (o *plan) inspectBoot() (uefiOnly bool, unbootable string, err error) {
 	if o.cdrom {
-		uefiOnly, err = bootdisk.UEFIOnlyCD(o.files.Disk)
+		uefiOnly, err = boot.UEFIOnlyCD(o.files.Disk)
 		return uefiOnly, "", err
 	}
 	disk, size, closeDisk, err := o.openRoot()
@@ -305,7 +340,7 @@ func (o *plan) inspectBoot() (uefiOnly bool, unbootable string, err error) {
 		return false, "", err
 	}
 	defer closeDisk()
-	found, err := bootdisk.Inspect(disk, size)
+	found, err := boot.Inspect(disk, size)
 	return found.UEFIOnly(), found.Unbootable(), err
 }
 
@@ -320,7 +355,7 @@ func (b *Backend) makeFlash(ctx context.Context, o *plan) error {
 		return fmt.Errorf("read the template of the UEFI variables: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	o.uefi = &machine.UEFI{Code: machine.File{Path: o.firmware.Code}}
-	if o.volumes.root != "" {
+	if o.volumes.Root != "" {
 		kept, err := b.keepVars(ctx, o, vars)
 		if kept || err != nil {
 			return err
@@ -338,21 +373,24 @@ func (b *Backend) makeFlash(ctx context.Context, o *plan) error {
 func (b *Backend) keepVars(ctx context.Context, o *plan, template []byte) (bool, error) {
 	const gone = "the UEFI variables of the root disk on %s are removed with the container: "
 	switch {
-	case b.cfg.Driver.Name() == driverLibvirt:
-		o.warnings = append(o.warnings, fmt.Sprintf(gone+"the driver libvirt cannot keep them on the device", o.volumes.root))
+	case b.cfg.Driver.Name() == DriverLibvirt:
+		o.warnings = append(o.warnings, fmt.Sprintf(gone+"the driver libvirt cannot keep them on the device", o.volumes.Root))
 		return false, nil
 	case !rootdisk.VarsFit(len(template)):
-		o.warnings = append(o.warnings, fmt.Sprintf(gone+"the %d bytes of %s do not fit on the device", o.volumes.root, len(template), o.firmware.Vars))
+		o.warnings = append(o.warnings,
+			fmt.Sprintf(gone+"the %d bytes of %s do not fit on the device", o.volumes.Root, len(template), o.firmware.Vars))
 		return false, nil
 	}
-	replaced, err := rootdisk.KeepVars(ctx, o.volumes.root, o.root.ID, template)
+	replaced, err := rootdisk.KeepVars(ctx, o.volumes.Root, o.root.ID, template)
 	if err != nil {
 		return false, sandbox.DiskError(err)
 	}
 	if replaced > 0 {
-		o.warnings = append(o.warnings, fmt.Sprintf("the UEFI variables of the root disk on %s were damaged or those of another firmware, and are replaced by %s", o.volumes.root, o.firmware.Vars))
+		o.warnings = append(o.warnings,
+			fmt.Sprintf("the UEFI variables of the root disk on %s were damaged or those of another firmware, and are replaced by %s",
+				o.volumes.Root, o.firmware.Vars))
 	}
-	o.uefi.Vars = machine.FilePart{File: machine.File{Path: o.volumes.root}, Offset: rootdisk.VarsOffset, Size: uint64(len(template))}
+	o.uefi.Vars = machine.FilePart{File: machine.File{Path: o.volumes.Root}, Offset: rootdisk.VarsOffset, Size: uint64(len(template))}
 	return true, nil
 }
 
@@ -374,8 +412,8 @@ func (b *Backend) findUEFI(o *plan) error {
 
 // openRoot opens the root disk for reading. Reads return the content that the guest will see.
 func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
-	if o.volumes.root != "" {
-		device, err := os.Open(o.volumes.root)
+	if o.volumes.Root != "" {
+		device, err := os.Open(o.volumes.Root)
 		if err != nil {
 			return nil, 0, nil, err
 		}
@@ -409,7 +447,7 @@ func (b *Backend) cloudInit(o *plan) (cloudinit.Input, error) {
 	}
 	in := cloudinit.Input{
 		Options: o.options, PodUID: cmp.Or(o.pod.Config.GetMetadata().GetUid(), o.pod.ID), Hostname: hostname(o.pod),
-		Mounts: o.volumes.guestMounts, ShareDriver: o.volumes.driver, Devices: o.volumes.devices,
+		Mounts: o.volumes.GuestMounts, ShareDriver: o.volumes.Driver, Devices: o.volumes.Devices,
 		DNS:   cloudinit.DNS{Servers: dns.GetServers(), Search: dns.GetSearches()},
 		Agent: b.cfg.AgentDisk != "",
 	}

@@ -3,26 +3,21 @@ package vm
 import (
 	"encoding/hex"
 	"fmt"
-	"os"
-	"runtime"
 	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/utils/cpuset"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/guestinit"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/resources"
 )
 
 const (
 	// rootID and cdromID are the IDs of the root disk and the CD-ROM, and their serial numbers in the guest.
 	rootID, cdromID = "root", "cdrom"
-	// minMemory is the minimum memory of a guest in bytes. With that much, a kernel can at least report that it needs
-	// more.
-	minMemory = 16 << 20
 	// minUEFIMemory is the minimum memory in bytes of a guest that boots by UEFI. With 32 MiB, OVMF stops with an exception
 	// before it reports anything; with 48 MiB, it still boots.
 	minUEFIMemory = 64 << 20
@@ -39,18 +34,19 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 		Name: id, UUID: o.options.SystemUUID, Dir: b.cfg.machineDir(id), StateDir: b.cfg.diskDir(id),
 		CPUs: b.cpus(o.options, res), CPUModel: o.options.CPUModel, Memory: b.memory(res),
 		SerialLog: b.cfg.serialLog(id), UID: o.sandbox.state.UID, GID: o.sandbox.state.UID, Cgroup: o.sandbox.state.Cgroup,
-		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.shares, SessionPorts: true, UEFI: o.uefi, Plug: b.cfg.Plug || o.like != "",
+		LibvirtCPU: o.options.LibvirtCPU, VNC: o.options.VNC, Shares: o.volumes.Shares, SessionPorts: true, UEFI: o.uefi,
+		Plug: b.cfg.Plug || o.like != "",
 	}
 	if d.UUID == "" {
 		d.UUID = uuidOf(id)
 	}
 	if b.cfg.Plug {
-		d.Growth = growth(d.Memory, d.CPUs)
+		d.Growth = resources.Growth(d.Memory, d.CPUs)
 	}
 	switch {
-	case o.volumes.root != "":
+	case o.volumes.Root != "":
 		d.Disks = append(d.Disks, machine.Disk{
-			ID: rootID, File: machine.File{Path: o.volumes.root}, Format: "raw", Offset: o.root.Offset, Size: o.root.Size, Bus: o.options.DiskBus,
+			ID: rootID, File: machine.File{Path: o.volumes.Root}, Format: "raw", Offset: o.root.Offset, Size: o.root.Size, Bus: o.options.DiskBus,
 		})
 	case o.cdrom:
 		d.Disks = append(d.Disks, readOnlyDisk(cdromID, o.files.DiskPath, machine.BusCDROM))
@@ -60,7 +56,7 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 			Base: &machine.Base{File: machine.File{Path: o.files.DiskPath}, Format: o.files.Format},
 		})
 	}
-	for _, disk := range o.volumes.disks {
+	for _, disk := range o.volumes.Disks {
 		disk.Bus = o.options.DiskBus
 		d.Disks = append(d.Disks, disk)
 	}
@@ -90,7 +86,8 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 	}
 	d.Hotplug = !d.Plug && len(d.Disks)+len(d.NICs) <= hotplugSlots
 	if d.LibvirtCPU != "" && b.cfg.Driver.Name() != "libvirt" {
-		return d, fields.Unsupported("annotation VirtletLibvirtCPUSetting", `this node's driver is %q; name a model with VirtletCPUModel, or set vm.driver = "libvirt"`, b.cfg.Driver.Name())
+		return d, fields.Unsupported("annotation VirtletLibvirtCPUSetting",
+			`this node's driver is %q; name a model with VirtletCPUModel, or set vm.driver = "libvirt"`, b.cfg.Driver.Name())
 	}
 	return d, nil
 }
@@ -106,38 +103,27 @@ func (b *Backend) cpus(o annotations.Options, res *runtimeapi.LinuxContainerReso
 	if o.VCPUsSet {
 		return o.VCPUs
 	}
-	if quota := quotaOf(res); quota > 0 {
-		return cpusOf(quota)
+	if quota := resources.QuotaOf(res); quota > 0 {
+		return resources.CPUsOf(quota)
 	}
 	const cpu = 1024 // shares
-	return max(b.cfg.VM.DefaultCPUs, int(min((res.GetCpuShares()+cpu-1)/cpu, int64(nodeCPUs()), maxCPUs)))
-}
-
-// nodeCPUs returns the number of the node's CPUs, of which the daemon itself may have fewer.
-func nodeCPUs() int {
-	raw, err := os.ReadFile("/sys/devices/system/cpu/online")
-	if err == nil {
-		if online, err := cpuset.Parse(strings.TrimSpace(string(raw))); err == nil && !online.IsEmpty() {
-			return online.Size()
-		}
-	}
-	return runtime.NumCPU()
+	return max(b.cfg.VM.DefaultCPUs, int(min((res.GetCpuShares()+cpu-1)/cpu, int64(resources.NodeCPUs()), maxCPUs)))
 }
 
 // memory returns the guest's RAM in bytes: the container's limit in whole MiB, or the default.
 func (b *Backend) memory(res *runtimeapi.LinuxContainerResources) uint64 {
 	if limit := res.GetMemoryLimitInBytes(); limit > 0 {
-		return wholeMiB(uint64(limit))
+		return resources.WholeMiB(uint64(limit))
 	}
 	return b.cfg.VM.DefaultMemory
 }
 
-func wholeMiB(n uint64) uint64 { return n &^ (1<<20 - 1) }
-
 // checkUEFIMemory refuses a guest's RAM in bytes if it is too little for UEFI.
 func checkUEFIMemory(memory uint64) error {
 	if memory < minUEFIMemory {
-		return fields.Invalid("linux.resources.memory_limit_in_bytes", "the machine boots by UEFI, which needs %d bytes of memory, but has %d from this limit or, without a limit, from vm.default_memory", minUEFIMemory, memory)
+		return fields.Invalid("linux.resources.memory_limit_in_bytes",
+			"the machine boots by UEFI, which needs %d bytes of memory, but has %d from this limit or, without a limit, from vm.default_memory",
+			minUEFIMemory, memory)
 	}
 	return nil
 }

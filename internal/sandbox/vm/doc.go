@@ -1,6 +1,6 @@
-// Package vm runs pods in virtual machines. It has two backends. Backend runs unit pods whose single container is a
-// machine: the container's image holds the machine's disk or kernel. OCI runs the OCI containers of a pod in a machine of
-// the pod's own, which is a unit pod of Backend (oci.go).
+// Package vm runs pods in virtual machines. Backend runs unit pods whose single container is a machine: the container's image
+// holds the machine's disk or kernel. Package oci, which uses Backend, runs the OCI containers of a pod in a machine of the pod's
+// own; guests.go has what Backend offers to it.
 //
 // Backend combines the image, the pod's network, cloud-init, the console and the guest's agent into a definition. A driver
 // (internal/sandbox/vm/internal/machine) runs the machine from that definition.
@@ -30,6 +30,8 @@
 //
 // # Subpackages
 //
+//	oci                    runs the OCI containers of pods in machines
+//	templates              makes and keeps the machines from which others continue
 //	guestagent             tripod-agent, which serves the host in the guest
 //	guestinit              tripod-init, the first process of a guest with containers
 //	guestnode              the part of tripod-guest that runs the containers in such a guest
@@ -48,7 +50,13 @@
 //	internal/console       connects the serial console to the log and to attached clients
 //	internal/tap           gives the pod's network to the machine
 //	internal/virtiofsd     shares directories of the node with a machine
+//	internal/sessions      serves exec, attach and port-forward in a session carrier
+//	internal/hotplug       keeps account of the disks that a running machine has got
+//	internal/renewal       what is done in guests of disk machines for templates
 //	internal/rootdisk      keeps a root disk on a block device of the node
-//	internal/bootdisk      finds out how a disk boots, and defects that a BIOS misses
-//	internal/firmware      finds the node's UEFI firmware
+//	internal/blockdev      opens block devices of the node
+//	internal/volumes       converts mounts and devices to what a machine can have
+//	internal/validate      says which fields a machine cannot have
+//	internal/resources     computes what a machine gets of the node's CPUs and memory
+//	internal/boot          finds out how a disk boots, and with which firmware
 package vm

@@ -25,7 +25,8 @@ func TestFlexVolume(t *testing.T) {
 	})
 	info, err := r.Inspect(r.ctx(), p, c)
 	r.must(err)
-	if said := fmt.Sprint(info); !strings.Contains(said, "example.com/nfs, at /data,") || strings.Contains(said, "empty-dir, at") || strings.Count(said, "flexVolume") != 1 {
+	if said := fmt.Sprint(info); !strings.Contains(said, "example.com/nfs, at /data,") || strings.Contains(said, "empty-dir, at") ||
+		strings.Count(said, "flexVolume") != 1 {
 		t.Errorf("Inspect = %s, want one warning, about example.com/nfs", said)
 	}
 	if d := r.driver.guest(c.ID).definition; len(d.Shares) != 2 {

@@ -223,7 +223,8 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	if err := fpUndefined.Hit(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(os.RemoveAll(b.cfg.diskDir(id)), os.RemoveAll(b.cfg.machineDir(id)), b.removeSerialDir(id)); err != nil {
+	if err := errors.Join(os.RemoveAll(b.cfg.diskDir(id)), os.RemoveAll(b.cfg.machineDir(id)),
+		console.RemoveDir(b.cfg.serialDir(id))); err != nil {
 		return err
 	}
 	if err := b.cfg.Images.CloseDisk(ctx, id); err != nil {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/hotplug"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/test/loopdev"
 )
@@ -40,10 +41,10 @@ func (r *rig) wantDisks(p *sandbox.Pod, c *sandbox.Container, plugged []string, 
 	info, err := r.Inspect(r.ctx(), p, c)
 	r.must(err)
 	got = nil
-	disks, _ := info["disks"].([]hotplugged)
+	disks, _ := info["disks"].(hotplug.Disks)
 	for _, d := range disks {
 		name := d.Name
-		if d.Phase != diskAttached {
+		if d.Phase != hotplug.Attached {
 			name += fmt.Sprintf("(%s)", d.Phase)
 		}
 		got = append(got, name)

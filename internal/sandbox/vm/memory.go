@@ -8,6 +8,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/resources"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -27,8 +28,9 @@ func (b *Backend) shortage(p *sandbox.Pod, memory uint64) string {
 		return ""
 	}
 	return fmt.Sprintf("the pod's cgroup %s is limited to %s, the machine needs %s (guest %s, overhead %s), and the pod's RuntimeClass declares an overhead of %s: "+
-		"give it overhead.podFixed.memory: %s", pod, quantity(limit), quantity(memory+b.cfg.VM.MemoryOverhead), quantity(memory), quantity(b.cfg.VM.MemoryOverhead),
-		quantity(uint64(linux.GetOverhead().GetMemoryLimitInBytes())), quantity(b.cfg.VM.MemoryOverhead))
+		"give it overhead.podFixed.memory: %s", pod, resources.Quantity(limit), resources.Quantity(memory+b.cfg.VM.MemoryOverhead),
+		resources.Quantity(memory), resources.Quantity(b.cfg.VM.MemoryOverhead),
+		resources.Quantity(uint64(linux.GetOverhead().GetMemoryLimitInBytes())), resources.Quantity(b.cfg.VM.MemoryOverhead))
 }
 
 // outOfMemory explains why the kernel killed the hypervisor for lack of memory, and what to change.
@@ -37,7 +39,7 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 		return why
 	}
 	return fmt.Sprintf("QEMU needed more than %s on top of the guest's %s: raise vm.memory_overhead, and the overhead.podFixed.memory of the pod's RuntimeClass with it",
-		quantity(b.cfg.VM.MemoryOverhead), quantity(memory))
+		resources.Quantity(b.cfg.VM.MemoryOverhead), resources.Quantity(memory))
 }
 
 // failedEnd returns how a failed start ended, and the error for the caller. A driver cannot tell why a hypervisor died
@@ -45,7 +47,8 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definition) (machine.State, error) {
 	killed := oomKills(def.Cgroup) > l.oomKills
 	if killed {
-		cause = fmt.Errorf("QEMU was killed for lack of memory: %s (%w): %w", b.outOfMemory(l.pod, def.Memory), cause, errdefs.ErrFailedPrecondition)
+		cause = fmt.Errorf("QEMU was killed for lack of memory: %s (%w): %w", b.outOfMemory(l.pod, def.Memory), cause,
+			errdefs.ErrFailedPrecondition)
 	}
 	cause = fmt.Errorf("start container %s: %w", id, cause)
 	end := startError(cause)
@@ -63,12 +66,4 @@ func oomKills(dir string) uint64 {
 		return 0
 	}
 	return kills
-}
-
-// quantity formats n bytes as a Kubernetes quantity, in whole MiB if possible.
-func quantity(n uint64) string {
-	if n%(1<<20) == 0 {
-		return fmt.Sprintf("%dMi", n>>20)
-	}
-	return fmt.Sprint(n)
 }

@@ -73,8 +73,8 @@ func TestLimitAboveTheParents(t *testing.T) {
 		}
 		r.must(tree.Apply(dir, tree.Limits(quota(30_000), nil)))
 	}
-	r.must(r.limit(dir, 64<<20, quota(20_000)))
-	r.must(r.limit(dir, 64<<20, quota(50_000)))
+	r.must(r.cgroups.Limit(dir, 64<<20, quota(20_000)))
+	r.must(r.cgroups.Limit(dir, 64<<20, quota(50_000)))
 	file, want := filepath.Join(tree.Roots[tree.Hierarchy("cpu")], dir, "cpu.cfs_quota_us"), "-1\n"
 	if tree.V2 {
 		file, want = filepath.Join(tree.Roots[tree.Hierarchy("cpu")], dir, "cpu.max"), "50000 100000\n"

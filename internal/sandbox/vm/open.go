@@ -11,16 +11,19 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/libvirt"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/templates"
+	"github.com/vishvananda/netlink"
 )
 
-// driverLibvirt is the value of vm.driver that makes libvirtd start QEMU. With any other value, the daemon starts QEMU
+// DriverLibvirt is the value of vm.driver that makes libvirtd start QEMU. With any other value, the daemon starts QEMU
 // itself.
-const driverLibvirt = "libvirt"
+const DriverLibvirt = "libvirt"
 
 // Config configures the backend and its machines.
 type Config struct {
@@ -58,8 +61,8 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.templates = newTemplates(b, b.templateKind(), b.cfg.Config, b.log)
-	b.templates.start(b.ctx)
+	b.templates = templates.New(b, b.templateKind(), c.Root, c.VM, b.log)
+	b.templates.Start(b.ctx)
 	return b, nil
 }
 
@@ -72,7 +75,8 @@ func open(ctx context.Context, c Config, s Services, adjust func(*settings)) (*B
 	if err != nil {
 		return nil, fmt.Errorf("vm backend: %w", err)
 	}
-	set := settings{Config: c, Prefix: slicePrefix, Cgroup: tree, Virtiofs: c.virtiofsd().Probe, UEFI: firmware.Find, Images: s.Images, Network: taps{}, Logger: s.Logger}
+	set := settings{Config: c, Prefix: slicePrefix, Cgroup: tree, Virtiofs: c.virtiofsd().Probe, UEFI: boot.FindUEFI, Images: s.Images,
+		Network: tap.Node{}, Logger: s.Logger}
 	if set.Driver, set.Accel, err = c.openDriver(ctx, tree, s.Logger); err != nil {
 		return nil, fmt.Errorf("vm backend: %w", err)
 	}
@@ -85,6 +89,24 @@ func open(ctx context.Context, c Config, s Services, adjust func(*settings)) (*B
 	return newBackend(set)
 }
 
+// Guests are machines that run a guest of the caller's, and no images of pods.
+type Guests struct {
+	// Prefix precedes the pod's ID in the names of cgroups and slices.
+	Prefix string
+	// ScratchBase is the path of the raw image below the scratch disks, and Disk that of the image with the guest's root.
+	ScratchBase, Disk string
+	// Continue can make a machine that is about to be defined continue from a saved state.
+	Continue func(context.Context, *sandbox.Pod, *machine.Definition) error
+}
+
+// OpenGuests is Open for machines that run a guest of the caller's. Disks can be plugged into them, and they have neither a
+// cloud-init image nor a disk with an agent, nor templates.
+func OpenGuests(ctx context.Context, c Config, s Services, g Guests) (*Backend, error) {
+	return open(ctx, c, s, func(s *settings) {
+		s.Prefix, s.Plug, s.ScratchBase, s.GuestDisk, s.AgentDisk, s.Continue = g.Prefix, true, g.ScratchBase, g.Disk, "", g.Continue
+	})
+}
+
 // cgroups opens the host's cgroup tree, with the parent cgroup for pods that do not name one.
 func (c Config) cgroups() (cgroup.Tree, error) {
 	standard := map[string]string{cgroup.DriverCgroupfs: "/tripod", cgroup.DriverSystemd: "tripod.slice"}
@@ -94,7 +116,7 @@ func (c Config) cgroups() (cgroup.Tree, error) {
 func (c Config) qemu(tree cgroup.Tree, log *slog.Logger) qemu.Config {
 	return qemu.Config{
 		Root: filepath.Join(c.Root, "qemu"), Emulator: c.VM.Emulator, Virtiofsd: c.virtiofsd().Program, Accel: c.VM.Accel,
-		UID: c.VM.UIDBase, GID: c.VM.UIDBase, Opener: taps{}, Cgroup: tree, Logger: log,
+		UID: c.VM.UIDBase, GID: c.VM.UIDBase, Opener: tap.Node{}, Cgroup: tree, Logger: log,
 	}
 }
 
@@ -124,7 +146,7 @@ func (c Config) openDriver(ctx context.Context, tree cgroup.Tree, log *slog.Logg
 	if err != nil {
 		return nil, nil, err
 	}
-	if c.VM.Driver != driverLibvirt {
+	if c.VM.Driver != DriverLibvirt {
 		return direct, func(ctx context.Context) (string, string, error) {
 			v, err := direct.Probe(ctx)
 			return v.Accel, v.Why, err
@@ -139,7 +161,10 @@ func (c Config) openDriver(ctx context.Context, tree cgroup.Tree, log *slog.Logg
 	}
 	driver, err := libvirt.New(libvirt.Config{
 		URI: c.VM.LibvirtURI, Dir: c.LibvirtDir, Owner: c.Owner, Emulator: c.VM.Emulator, Virtiofsd: c.virtiofsd().Program, Accel: v.Accel,
-		Opener: taps{}, Cgroup: tree, Logger: log,
+		Opener: tap.Node{}, Cgroup: tree, Logger: log,
 	})
 	return driver, func(context.Context) (string, string, error) { return v.Accel, v.Why, nil }, err
 }
+
+// IsTap reports whether a link in a pod's namespace is a tap that the backend made.
+func IsTap(link netlink.Link) bool { return tap.IsTap(link) }

@@ -8,15 +8,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/guard"
-	"github.com/tripod-run/tripod/internal/lazyregexp"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
-
-// hexID matches a pod ID.
-var hexID = lazyregexp.New(`^[0-9a-f]{64}$`)
 
 // Recover implements sandbox.Backend. It compares what the driver knows about the machines with the orders recorded in
 // the files.
@@ -90,7 +87,8 @@ func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[
 }
 
 // recoverContainer returns the status of a container after a restart of the daemon.
-func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, machines map[string]machine.State) (sandbox.Status, error) {
+func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
+	machines map[string]machine.State) (sandbox.Status, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if h == nil {
 		return sandbox.Status{}, err // not completely made, or lost in a reboot
@@ -120,7 +118,8 @@ func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandb
 // received the order to start the machine, the container returns to the phase Created.
 func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, actual machine.State) error {
 	s, _ := h.Snapshot()
-	if actual.Phase == machine.Defined || actual.Phase == machine.Ended && !actual.StartedAt.IsZero() && actual.StartedAt.Equal(s.PreviousStart) {
+	if actual.Phase == machine.Defined ||
+		actual.Phase == machine.Ended && !actual.StartedAt.IsZero() && actual.StartedAt.Equal(s.PreviousStart) {
 		return h.Set(func(s *state) { s.Phase, s.StartedAt = ledger.Created, s.PreviousStart })
 	}
 	l, err := b.openLife(p, c, h)
@@ -151,7 +150,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error
 			return err
 		}
 		for _, e := range entries {
-			if hexID().MatchString(e.Name()) && !keep[e.Name()] {
+			if cgroup.ID().MatchString(e.Name()) && !keep[e.Name()] {
 				orphans[e.Name()] = true
 			}
 		}
@@ -161,7 +160,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error
 		return err
 	}
 	for _, key := range leased {
-		if hexID().MatchString(key) && !keep[key] {
+		if cgroup.ID().MatchString(key) && !keep[key] {
 			orphans[key] = true
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image/disk"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 	"github.com/tripod-run/tripod/test/harness/cdimage"
@@ -260,7 +260,8 @@ func (d *hypervisor) Start(_ context.Context, name string) error {
 	}
 	now := time.Now()
 	if d.refuse != nil {
-		g.state = machine.State{Phase: machine.Ended, Cause: machine.CauseStart, StartedAt: now, FinishedAt: now, ExitCode: 1, Message: d.refuse.Error()}
+		g.state = machine.State{Phase: machine.Ended, Cause: machine.CauseStart, StartedAt: now, FinishedAt: now, ExitCode: 1,
+			Message: d.refuse.Error()}
 		return fmt.Errorf("%w: %w", d.refuse, errdefs.ErrFailedPrecondition)
 	}
 	if err := os.MkdirAll(g.definition.Dir, 0o700); err != nil {
@@ -309,7 +310,8 @@ func (d *hypervisor) end(name string, cause machine.Cause, code int32) {
 		return
 	}
 	_ = say(g, "the last word")
-	g.state = machine.State{Phase: machine.Ended, Cause: cause, ExitCode: code, StartedAt: g.state.StartedAt, FinishedAt: time.Now(), Message: string(cause)}
+	g.state = machine.State{Phase: machine.Ended, Cause: cause, ExitCode: code, StartedAt: g.state.StartedAt, FinishedAt: time.Now(),
+		Message: string(cause)}
 	state := g.state
 	d.mu.Unlock()
 	if sink != nil {
@@ -460,7 +462,7 @@ func newRig(t testing.TB, change ...func(*settings)) *rig {
 		Config: Config{VM: section, Annotations: sandbox.AllowList{"*"}, Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")},
 		Driver: r.driver, Images: r.images, Network: r.wires, Cgroup: tree,
 		Virtiofs: func(context.Context) error { return errdefs.ErrNotFound },
-		UEFI:     func() (firmware.UEFI, error) { return firmware.UEFI{}, errdefs.ErrFailedPrecondition },
+		UEFI:     func() (boot.UEFI, error) { return boot.UEFI{}, errdefs.ErrFailedPrecondition },
 		Logger:   slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, c := range change {
@@ -559,7 +561,8 @@ func (r *rig) podConfig(name string, change ...func(*runtimeapi.PodSandboxConfig
 	for _, c := range change {
 		c(config)
 	}
-	return &sandbox.Pod{ID: hashOf(name), Handler: "vm", Config: config, Netns: "/somewhere/" + name, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}
+	return &sandbox.Pod{ID: hashOf(name), Handler: "vm", Config: config, Netns: "/somewhere/" + name,
+		IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}
 }
 
 // container returns a container with the image, without creating it.

@@ -50,7 +50,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	})
 	if err != nil {
 		if b.templates != nil && errors.Is(err, machine.ErrSaved) && ctx.Err() == nil {
-			b.templates.failed(templateOf(h), began, errors.Is(err, machine.ErrRefused))
+			b.templates.Failed(templateOf(h), began, errors.Is(err, machine.ErrRefused))
 			return b.bootInstead(ctx, p, c, h, l, err)
 		}
 		return b.failStart(ctx, h, l, err)
@@ -83,7 +83,7 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	if err := b.cgroups.Create(s.Definition.Cgroup); err != nil {
 		return err
 	}
-	if err := b.limit(s.Definition.Cgroup, s.Definition.Memory, sandbox.Resources(p, c)); err != nil {
+	if err := b.cgroups.Limit(s.Definition.Cgroup, s.Definition.Memory, sandbox.Resources(p, c)); err != nil {
 		return fmt.Errorf("limit the machine: %w", err)
 	}
 	return fpOpened.Hit(ctx)
@@ -175,15 +175,16 @@ func (b *Backend) awaitAgent(ctx context.Context, h *handle, l *life) error {
 	err := l.agent.Load().Wait(waiting)
 	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
 		s, _ := h.Snapshot()
-		return fmt.Errorf("%w: the machine has ended: %s %s: %w", errNoAgent, s.Reason, s.Message, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%w: the machine has ended: %s %s: %w", ErrNoAgent, s.Reason, s.Message, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
-		return fmt.Errorf("annotation tripod.dev/vm.wait-for-agent: %w: %w", errNoAgent, err)
+		return fmt.Errorf("annotation tripod.dev/vm.wait-for-agent: %w: %w", ErrNoAgent, err)
 	}
 	return nil
 }
 
-var errNoAgent = errors.New("the guest's agent has not answered")
+// ErrNoAgent means that the agent in a guest has not answered while its machine was started.
+var ErrNoAgent = errors.New("the guest's agent has not answered")
 
 // refuseStart records a start that failed before the driver was called.
 func (b *Backend) refuseStart(ctx context.Context, h *handle, cause error) error {

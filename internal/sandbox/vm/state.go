@@ -5,6 +5,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/hotplug"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -15,7 +16,7 @@ const format ledger.Format = 1
 // directory.
 type state struct {
 	ledger.Record
-	// Image is the image's ID, and Layout the image's layout (an image.Layout).
+	// Image is the image's ID, and Layout the image's layout (a disk.Layout).
 	Image      string             `json:"image"`
 	Layout     string             `json:"layout"`
 	Definition machine.Definition `json:"definition"`
@@ -43,7 +44,7 @@ type state struct {
 	// CPUs is the number of CPUs that the current run has, if some were added to those of the definition.
 	CPUs int `json:"cpus,omitempty"`
 	// Hotplugged are the disks that the current run got by AttachDisk.
-	Hotplugged []hotplugged `json:"hotplugged,omitempty"`
+	Hotplugged hotplug.Disks `json:"hotplugged,omitempty"`
 }
 
 // podState is a pod's state, in pod.json. The file is written before anything else that belongs to the pod is made.

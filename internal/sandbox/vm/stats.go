@@ -40,7 +40,8 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 // ContainerSamples implements sandbox.StatsProvider. CPU, memory and processes are those of the machine's cgroup. The
 // file systems are the guest's if an agent answers, otherwise the one with the root disk's overlay. Reads and writes are
 // those that the guest requested from its disks, if the hypervisor answers.
-func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
+func (b *Backend) ContainerSamples(ctx context.Context, p *sandbox.Pod,
+	c *sandbox.Container) (*runtimeapi.ContainerStats, stats.Samples, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
 	s, l, err := b.runningIn(p.ID, c.ID)
 	if l == nil {
@@ -179,7 +180,7 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 		v["interfaces"] = interfaces
 	}
 	if b.templates != nil {
-		if err := b.templates.inspect(ctx, p, v); err != nil {
+		if err := b.templates.Inspect(ctx, p, v); err != nil {
 			return nil, err
 		}
 	}

@@ -22,14 +22,16 @@ func TestGuestMemory(t *testing.T) {
 		guest                        *agent.Stats
 		available, usage, workingSet uint64
 	}{
-		{name: "agent", guest: &agent.Stats{MemoryTotal: 130 << 20, MemoryAvailable: 90 << 20}, available: 90 << 20, usage: 70 << 20, workingSet: 70 << 20},
+		{name: "agent", guest: &agent.Stats{MemoryTotal: 130 << 20, MemoryAvailable: 90 << 20}, available: 90 << 20, usage: 70 << 20,
+			workingSet: 70 << 20},
 		{name: "more than its limit", guest: &agent.Stats{MemoryAvailable: 1 << 40}, available: 160 << 20},
 		{name: "no agent", usage: 150 << 20, workingSet: 140 << 20},
 	} {
 		var s runtimeapi.ContainerStats
 		r.fill(&s, p, c, held, test.guest)
 		m := s.Memory
-		if m.UsageBytes.Value != test.usage || m.WorkingSetBytes.Value != test.workingSet || test.guest != nil && m.AvailableBytes.Value != test.available {
+		if m.UsageBytes.Value != test.usage || m.WorkingSetBytes.Value != test.workingSet ||
+			test.guest != nil && m.AvailableBytes.Value != test.available {
 			t.Errorf("%s: got %v, want %d available, %d in use, %d in the working set", test.name, m, test.available, test.usage, test.workingSet)
 		}
 	}

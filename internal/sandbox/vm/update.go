@@ -56,12 +56,12 @@ func (b *Backend) updateRunning(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	if err := checkMost(memory, s.Definition); err != nil {
 		return err
 	}
-	now, err := b.memoryNow(s.Definition)
+	now, err := b.cgroups.Memory(s.Definition.Cgroup)
 	if err != nil {
 		return err
 	}
 	if memory >= now {
-		if err := b.limit(s.Definition.Cgroup, memory, res); err != nil {
+		if err := b.cgroups.Limit(s.Definition.Cgroup, memory, res); err != nil {
 			return err
 		}
 		return b.cfg.Driver.SetMemory(ctx, h.ID, memory)
@@ -72,7 +72,7 @@ func (b *Backend) updateRunning(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	if err := stats.CheckShrink(s.Definition.Cgroup, int64(memory+b.cfg.VM.MemoryOverhead)); err != nil {
 		return err
 	}
-	return b.limit(s.Definition.Cgroup, memory, res)
+	return b.cgroups.Limit(s.Definition.Cgroup, memory, res)
 }
 
 // checkMost refuses a running machine's memory in bytes that is more than it can have.
@@ -82,7 +82,8 @@ func checkMost(memory uint64, d machine.Definition) error {
 	case memory <= most:
 		return nil
 	case d.Growth != nil:
-		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "%d is more than the %d bytes to which the machine can grow", memory, most)
+		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "%d is more than the %d bytes to which the machine can grow", memory,
+			most)
 	}
 	return fields.Unsupported("linux.resources.memory_limit_in_bytes",
 		"%d is more than the %d bytes that the guest was started with; a machine gets more memory only when it starts", memory, most)

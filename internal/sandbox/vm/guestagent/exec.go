@@ -228,7 +228,8 @@ func (p *program) close() {
 
 func classOf(err error) wire.Class {
 	switch {
-	case errors.Is(err, os.ErrNotExist), errors.Is(err, os.ErrPermission), errors.Is(err, syscall.ENOEXEC), errors.Is(err, syscall.ENOTDIR), errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, os.ErrPermission), errors.Is(err, syscall.ENOEXEC), errors.Is(err, syscall.ENOTDIR),
+		errors.Is(err, io.ErrUnexpectedEOF):
 		return wire.ClassInvalidArgument
 	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return wire.ClassExhausted

@@ -78,5 +78,6 @@ func mountPTS() error {
 	if err := os.MkdirAll("/dev/pts", 0o755); err != nil {
 		return err
 	}
-	return os.NewSyscallError("mount devpts", unix.Mount("devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0620,ptmxmode=0666,gid=5"))
+	return os.NewSyscallError("mount devpts",
+		unix.Mount("devpts", "/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0620,ptmxmode=0666,gid=5"))
 }

@@ -51,7 +51,8 @@ func mountRoot(root string) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(os.Mkdir(lower, 0o755), os.Mkdir(root, 0o755), os.Mkdir(upper+"/files", 0o755), os.Mkdir(upper+"/work", 0o755)); err != nil {
+	if err := errors.Join(os.Mkdir(lower, 0o755), os.Mkdir(root, 0o755), os.Mkdir(upper+"/files", 0o755),
+		os.Mkdir(upper+"/work", 0o755)); err != nil {
 		return err
 	}
 	if err := unix.Mount(device, lower, "erofs", unix.MS_RDONLY, ""); err != nil {

@@ -209,7 +209,8 @@ func (s *Images) Mounts(_ context.Context, key string) ([]mount.Mount, error) {
 	if _, err := os.Stat(upper); err != nil {
 		return []mount.Mount{{Type: "bind", Source: lower, Options: []string{"rbind", "ro"}}}, nil
 	}
-	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{"workdir=" + work, "upperdir=" + upper, "lowerdir=" + lower}}}, nil
+	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{"workdir=" + work, "upperdir=" + upper, "lowerdir=" + lower}}},
+		nil
 }
 
 // Release implements linux.ImageStore.

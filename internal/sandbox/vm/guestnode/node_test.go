@@ -225,10 +225,13 @@ func TestCalls(t *testing.T) {
 		want    wire.Result
 		out     string
 	}{
-		{guestapi.Request{Method: guestapi.MethodExec, Container: "c", Cmd: []string{"cat"}, Stdin: true, Stdout: true}, wire.Result{Exit: 3}, "input"},
-		{guestapi.Request{Method: guestapi.MethodExec, Container: "c", Cmd: []string{"missing"}}, wire.Result{Class: wire.ClassInvalidArgument}, ""},
+		{guestapi.Request{Method: guestapi.MethodExec, Container: "c", Cmd: []string{"cat"}, Stdin: true, Stdout: true}, wire.Result{Exit: 3},
+			"input"},
+		{guestapi.Request{Method: guestapi.MethodExec, Container: "c", Cmd: []string{"missing"}}, wire.Result{Class: wire.ClassInvalidArgument},
+			""},
 		{guestapi.Request{Method: guestapi.MethodExec, Container: "other"}, wire.Result{Class: wire.ClassNotFound}, ""},
-		{guestapi.Request{Method: guestapi.MethodStop, Container: "c"}, wire.Result{Class: wire.ClassInvalidArgument}, ""}, // the body is not JSON
+		// the body is not JSON
+		{guestapi.Request{Method: guestapi.MethodStop, Container: "c"}, wire.Result{Class: wire.ClassInvalidArgument}, ""},
 		{guestapi.Request{Method: "future", Container: "c"}, wire.Result{Class: wire.ClassUnimplemented}, ""},
 	} {
 		out, _, result := start(t, n, c.request, "input")
@@ -238,11 +241,13 @@ func TestCalls(t *testing.T) {
 		}
 	}
 	n.pod = nil
-	if r := n.serve(guestagent.Call{Request: []byte(`{"method":"events"}`), Done: make(chan struct{})}); r.Class != wire.ClassFailedPrecondition {
+	if r := n.serve(guestagent.Call{Request: []byte(`{"method":"events"}`),
+		Done: make(chan struct{})}); r.Class != wire.ClassFailedPrecondition {
 		t.Errorf("call without a pod: got %+v, want a failed precondition", r)
 	}
 	n.failure = errors.New("no cgroups")
-	if r := n.serve(guestagent.Call{Request: []byte(`{"method":"setup"}`), In: &bytes.Buffer{}, Done: make(chan struct{})}); !strings.Contains(r.Message, "no cgroups") {
+	if r := n.serve(guestagent.Call{Request: []byte(`{"method":"setup"}`), In: &bytes.Buffer{},
+		Done: make(chan struct{})}); !strings.Contains(r.Message, "no cgroups") {
 		t.Errorf("call of a guest that cannot run containers: got %+v, want the reason", r)
 	}
 }

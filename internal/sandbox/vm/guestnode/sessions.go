@@ -33,7 +33,8 @@ func (n *Node) exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r
 
 func (n *Node) attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, r guestapi.Request, call guestagent.Call) error {
 	req := stdio(r, call)
-	return n.backend.Attach(ctx, p, c, sandbox.AttachRequest{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.TTY, Resize: req.Resize})
+	return n.backend.Attach(ctx, p, c,
+		sandbox.AttachRequest{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.TTY, Resize: req.Resize})
 }
 
 // stdio returns the request with those streams of the call that the client wants.

@@ -48,7 +48,8 @@ func TestEdit(t *testing.T) {
 		"-chardev", "socket,id=charchannel0,fd=38,server=on,wait=off",
 		"-vnc", "vnc=unix:/proc/self/fd/42/vnc.sock,audiodev=audio1",
 		"-add-fd", "set=1000,fd=30", "-add-fd", "set=1000,fd=31", "-add-fd", "set=1001,fd=32",
-		"-netdev", "tap,id=tripod0,fd=39", "-device", "virtio-net-pci,netdev=tripod0,id=net-tripod0,mac=02:00:00:00:00:01,bus=pcie.0,addr=0x10,romfile=",
+		"-netdev", "tap,id=tripod0,fd=39", "-device",
+		"virtio-net-pci,netdev=tripod0,id=net-tripod0,mac=02:00:00:00:00:01,bus=pcie.0,addr=0x10,romfile=",
 		"-netdev", "tap,id=tripod1,fd=40,vhost=on,vhostfd=41",
 		"-device", "virtio-net-pci,netdev=tripod1,id=net-tripod1,mac=02:00:00:00:00:02,bus=pcie.0,addr=0x11,romfile=,host_mtu=1400",
 	}, got)
@@ -95,7 +96,8 @@ func FuzzEdit(f *testing.F) {
 	f.Add("-chardev", `null,id=x`, "x", 7)
 	f.Fuzz(func(t *testing.T, option, value, path string, fd int) {
 		args := []string{"/e/qemu", option, value, "-kernel"}
-		for _, g := range []Grant{{Files: []File{{Path: path, FDs: []int{fd}}}}, {Plain: []Plain{{path, fd}}}, {Chardevs: []Chardev{{ID: path, Socket: fd}}}} {
+		for _, g := range []Grant{{Files: []File{{Path: path, FDs: []int{fd}}}}, {Plain: []Plain{{path, fd}}},
+			{Chardevs: []Chardev{{ID: path, Socket: fd}}}} {
 			if got, err := edit(args, g, []int{3}); err == nil && (len(got) < len(args) || got[1] != option) {
 				t.Fatalf("edit(%q) = %q, which lost an argument", args, got)
 			}

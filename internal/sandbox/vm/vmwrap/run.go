@@ -37,7 +37,8 @@ func Exec(ctx context.Context, args, env []string) error {
 // prepare returns QEMU's path, arguments and environment. The descriptors in the arguments are open and inheritable.
 func prepare(ctx context.Context, args, env []string) (emulator string, argv, environ []string, err error) {
 	if len(args) == 0 || !filepath.IsAbs(args[0]) {
-		return "", nil, nil, fmt.Errorf("called as %q, but libvirt calls it by the absolute path in the domain's <emulator>: %w", args, errdefs.ErrInvalidArgument)
+		return "", nil, nil, fmt.Errorf("called as %q, but libvirt calls it by the absolute path in the domain's <emulator>: %w", args,
+			errdefs.ErrInvalidArgument)
 	}
 	emulator = filepath.Join(filepath.Dir(args[0]), EmulatorName)
 	argv = append([]string{emulator}, args[1:]...)
@@ -90,7 +91,8 @@ func redirectSerial(s *Serial, fds []int) error {
 	}
 	for number, index := range []int{s.Input, s.Output} {
 		if index < 0 || index >= len(fds) {
-			return fmt.Errorf("the grant's serial console refers to descriptor %d, but the grant has only %d: %w", index, len(fds), errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("the grant's serial console refers to descriptor %d, but the grant has only %d: %w", index, len(fds),
+				errdefs.ErrFailedPrecondition)
 		}
 		if err := unix.Dup3(fds[index], number, 0); err != nil {
 			return fmt.Errorf("redirect the serial console: %w", err)

@@ -49,7 +49,8 @@ type Agent struct {
 // not run yet.
 func Open(socket string, log *slog.Logger) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
-	a := &Agent{socket: socket, log: log, cancel: cancel, done: make(chan struct{}), opening: make(chan struct{}, 1), changed: make(chan struct{})}
+	a := &Agent{socket: socket, log: log, cancel: cancel, done: make(chan struct{}), opening: make(chan struct{}, 1),
+		changed: make(chan struct{})}
 	go a.run(ctx)
 	return a
 }
@@ -112,7 +113,8 @@ func (a *Agent) session() (*wire.Mux, error) {
 		return nil, a.refused
 	}
 	if a.mux == nil {
-		return nil, fmt.Errorf("no tripod-agent answers in the guest: start it there, from the disk labelled %s: %w", Label, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("no tripod-agent answers in the guest: start it there, from the disk labelled %s: %w", Label,
+			errdefs.ErrUnavailable)
 	}
 	return a.mux, nil
 }
@@ -215,8 +217,9 @@ func (l *link) welcome(f wire.Frame) error {
 		return fmt.Errorf("%w: %w", wire.ErrSession, err)
 	}
 	if w.Version < wire.MinVersion || w.Version > wire.MaxVersion {
-		l.agent.setSession(nil, fmt.Errorf("tripod-agent %s in the guest supports none of the protocol versions %d to %d: use the program on the disk labelled %s: %w",
-			printable(w.Program), wire.MinVersion, wire.MaxVersion, Label, errdefs.ErrUnavailable))
+		l.agent.setSession(nil,
+			fmt.Errorf("tripod-agent %s in the guest supports none of the protocol versions %d to %d: use the program on the disk labelled %s: %w",
+				printable(w.Program), wire.MinVersion, wire.MaxVersion, Label, errdefs.ErrUnavailable))
 		return nil
 	}
 	go l.mux.Write(l.out)

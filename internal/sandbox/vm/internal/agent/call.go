@@ -26,7 +26,8 @@ type call struct {
 // open begins an operation in the guest.
 func (a *Agent) open(ctx context.Context, op wire.Op, request []byte) (*call, error) {
 	if len(request) >= wire.MaxPayload {
-		return nil, fmt.Errorf("arguments and environment have %d bytes, a guest accepts at most %d: %w", len(request), wire.MaxPayload-1, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("arguments and environment have %d bytes, a guest accepts at most %d: %w", len(request), wire.MaxPayload-1,
+			errdefs.ErrInvalidArgument)
 	}
 	mux, err := a.session()
 	if err != nil {
@@ -41,7 +42,8 @@ func (a *Agent) open(ctx context.Context, op wire.Op, request []byte) (*call, er
 	s, err := mux.Open()
 	switch {
 	case errors.Is(err, wire.ErrTooMany):
-		return nil, fmt.Errorf("%d operations, the maximum, are already under way in the guest: %w", wire.MaxStreams, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("%d operations, the maximum, are already under way in the guest: %w", wire.MaxStreams,
+			errdefs.ErrResourceExhausted)
 	case errors.Is(err, wire.ErrSession):
 		mux.End(err)
 		return nil, fmt.Errorf("the session with the guest's agent has run out of stream numbers: %w (%w)", err, errdefs.ErrUnavailable)

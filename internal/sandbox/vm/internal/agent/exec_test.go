@@ -40,7 +40,8 @@ func TestExec(t *testing.T) {
 		{"stdin to its end", []string{"cat"}, "text\x00more\n", "text\x00more\n", "", 0},
 		{"signal", []string{"sh", "-c", "kill -TERM $$"}, "", "", "", 143},
 		{"no stdin wanted", []string{"sh", "-c", "exec <&-; echo done"}, "ignored", "done\n", "", 0},
-		{"environment", []string{"sh", "-c", "echo $PATH; echo $A; pwd"}, "", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nb=c\n/tmp\n", "", 0},
+		{"environment", []string{"sh", "-c", "echo $PATH; echo $A; pwd"}, "",
+			"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nb=c\n/tmp\n", "", 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out, errOut bytes.Buffer
@@ -48,7 +49,8 @@ func TestExec(t *testing.T) {
 			cmd.Env, cmd.Dir = []string{"A=b=c"}, "/tmp"
 			code, err := a.Exec(deadline(t), cmd)
 			if err != nil || code != test.code || out.String() != test.out || errOut.String() != test.err {
-				t.Errorf("Exec = %d, %v with stdout %q, stderr %q; want %d with %q, %q", code, err, out.String(), errOut.String(), test.code, test.out, test.err)
+				t.Errorf("Exec = %d, %v with stdout %q, stderr %q; want %d with %q, %q", code, err, out.String(), errOut.String(), test.code, test.out,
+					test.err)
 			}
 		})
 	}
@@ -128,7 +130,8 @@ func TestSlowReaderAlone(t *testing.T) {
 	slow.Go(func() {
 		counted := writerFunc(func(p []byte) (int, error) { <-until; total += len(p); return len(p), nil })
 		blocked := writerFunc(func(p []byte) (int, error) { <-until; return len(p), nil })
-		if code, err := a.Exec(deadline(t), command(nil, counted, blocked, "sh", "-c", "yes | head -c 3000000; echo x >&2")); code != 0 || err != nil {
+		if code, err := a.Exec(deadline(t), command(nil, counted, blocked, "sh", "-c", "yes | head -c 3000000; echo x >&2")); code != 0 ||
+			err != nil {
 			t.Errorf("Exec with a slow reader = %d, %v; want 0, nil", code, err)
 		}
 	})
@@ -233,7 +236,8 @@ func TestTerminal(t *testing.T) {
 	in, feed := io.Pipe()
 	lines := make(chan string, 100)
 	sizes := make(chan sandbox.TermSize)
-	cmd := command(in, lineWriter(lines), nil, "bash", "-c", `trap 'echo size $(stty size)' WINCH; tty; echo up; while read -r -t 0.1 l || [ $? -gt 128 ]; do [ "$l" = end ] && exit 5; l=; done`)
+	cmd := command(in, lineWriter(lines), nil, "bash", "-c",
+		`trap 'echo size $(stty size)' WINCH; tty; echo up; while read -r -t 0.1 l || [ $? -gt 128 ]; do [ "$l" = end ] && exit 5; l=; done`)
 	cmd.TTY, cmd.Resize = true, sizes
 	type result struct {
 		code int32

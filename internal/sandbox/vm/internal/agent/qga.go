@@ -92,7 +92,8 @@ func qgaRequest(cmd Command) (map[string]any, error) {
 	case cmd.TTY:
 		return nil, fmt.Errorf("terminals need tripod-agent in the guest: %w", errdefs.ErrNotImplemented)
 	case cmd.User != "" && cmd.User != "root" && cmd.User != "0":
-		return nil, fmt.Errorf("programs run as root, not as %q; other users need tripod-agent in the guest: %w", cmd.User, errdefs.ErrNotImplemented)
+		return nil, fmt.Errorf("programs run as root, not as %q; other users need tripod-agent in the guest: %w", cmd.User,
+			errdefs.ErrNotImplemented)
 	}
 	if cmd.Dir != "" {
 		args = append([]string{"/bin/sh", "-c", `cd "$0" && exec "$@"`, cmd.Dir}, args...)

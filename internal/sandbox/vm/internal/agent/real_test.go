@@ -42,7 +42,8 @@ func realGuest(t *testing.T) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	program := filepath.Join(dir, agent.ProgramName)
-	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=test", "-o", program, "github.com/tripod-run/tripod/cmd/tripod-agent")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w -X main.version=test", "-o", program,
+		"github.com/tripod-run/tripod/cmd/tripod-agent")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the guest's program: %v: %s", err, out)
@@ -57,7 +58,8 @@ func realGuest(t *testing.T) string {
 	}
 	image := machinetest.FindGuest(t, false)
 	socket, serial := filepath.Join(dir, machine.AgentSocket), filepath.Join(dir, "serial.log")
-	qemu := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg,tb-size=32", "-m", "128",
+	qemu := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel",
+		"tcg,tb-size=32", "-m", "128",
 		"-kernel", image.Kernel, "-initrd", image.Initrd, "-append", "console=ttyS0 quiet no_timer_check", "-serial", "file:"+serial,
 		"-drive", "file="+disk+",format=raw,if=virtio,readonly=on", "-device", "virtio-serial-pci",
 		"-chardev", "socket,id=agent,path="+socket+",server=on,wait=off", "-device", "virtserialport,chardev=agent,name="+wire.PortName)
@@ -139,7 +141,8 @@ func realReports(t *testing.T, a *agent.Agent, _ string) {
 		t.Errorf("interfaces = %v, want lo with 127.0.0.1/8", info.Interfaces)
 	}
 	stats, err := a.Stats(deadline(t))
-	if err != nil || stats.MemoryTotal < 64<<20 || stats.MemoryTotal > 128<<20 || stats.MemoryAvailable == 0 || stats.MemoryAvailable > stats.MemoryTotal || len(stats.Filesystems) == 0 {
+	if err != nil || stats.MemoryTotal < 64<<20 || stats.MemoryTotal > 128<<20 || stats.MemoryAvailable == 0 ||
+		stats.MemoryAvailable > stats.MemoryTotal || len(stats.Filesystems) == 0 {
 		t.Errorf("Stats = %+v, %v; want 64 to 128 MiB of memory and file systems", stats, err)
 	}
 	t.Logf("%+v\n%+v\nthe agent's memory: %s", info, stats, output(t, a, "grep VmRSS /proc/$PPID/status"))
@@ -245,7 +248,8 @@ func realCancel(t *testing.T, a *agent.Agent, _ string) {
 }
 
 func realDial(t *testing.T, a *agent.Agent, _ string) {
-	client := http.Client{Timeout: patience, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return a.DialTCP(ctx, 80) }}}
+	client := http.Client{Timeout: patience,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return a.DialTCP(ctx, 80) }}}
 	defer client.CloseIdleConnections()
 	response, err := client.Get("http://guest/")
 	if err != nil {

@@ -28,7 +28,8 @@ func TestNoAgent(t *testing.T) {
 	_, path := newPort(t)
 	for _, socket := range []string{path, filepath.Join(t.TempDir(), "none.sock")} {
 		a := agent.Open(socket, quiet())
-		if _, err := a.Exec(t.Context(), command(nil, nil, nil, "true")); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), agent.Label) {
+		if _, err := a.Exec(t.Context(), command(nil, nil, nil, "true")); !errdefs.IsUnavailable(err) ||
+			!strings.Contains(err.Error(), agent.Label) {
 			t.Errorf("Exec error = %v, want ErrUnavailable that names the agent's disk", err)
 		}
 		if _, err := a.DialTCP(t.Context(), 80); !errdefs.IsUnavailable(err) {

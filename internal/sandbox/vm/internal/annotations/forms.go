@@ -153,7 +153,8 @@ func mimeDocument(text string) (Document, error) {
 	if err != nil {
 		return Document{}, fmt.Errorf("MIME message: Content-Type: %w", err)
 	}
-	if boundary := parameters["boundary"]; strings.HasPrefix(kind, "multipart/") && (boundary == "" || !strings.Contains(text, "\n--"+boundary)) {
+	if boundary := parameters["boundary"]; strings.HasPrefix(kind, "multipart/") &&
+		(boundary == "" || !strings.Contains(text, "\n--"+boundary)) {
 		return Document{}, errors.New("MIME message of several parts without the boundary that its header names")
 	}
 	return Document{Text: text, Configures: true}, nil

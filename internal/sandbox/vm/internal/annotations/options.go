@@ -162,7 +162,8 @@ func Parse(all map[string]string) (Options, []string, error) {
 		}
 		given[a.Name] = key
 		if err := a.set(&o, value); err != nil {
-			return Options{}, nil, fmt.Errorf("annotation %s: %s: %v; allowed: %s: %w", key, shown(value), err, a.Allowed, errdefs.ErrInvalidArgument)
+			return Options{}, nil,
+				fmt.Errorf("annotation %s: %s: %v; allowed: %s: %w", key, shown(value), err, a.Allowed, errdefs.ErrInvalidArgument)
 		}
 	}
 	if !o.SSHKeySource.IsZero() && o.SSHKeySource.Key == "" {
@@ -220,7 +221,8 @@ func (o *Options) checkCombinations(k settings) (warnings []string, err error) {
 		return nil, fmt.Errorf("annotation %s: %q: the ConfigMap or Secret with this key is missing; name it with %s: %w",
 			k.of(sourceKey), o.UserDataSourceKey, k.of(source), errdefs.ErrInvalidArgument)
 	}
-	if o.UserDataDocument.Configures && o.UserDataSourceKey == "" && o.UserDataScript == "" && !o.UserDataSource.IsZero() && !o.UserDataOverwrite {
+	if o.UserDataDocument.Configures && o.UserDataSourceKey == "" && o.UserDataScript == "" && !o.UserDataSource.IsZero() &&
+		!o.UserDataOverwrite {
 		return nil, fmt.Errorf("annotation %s: only the guest can read this form, and replaces whole keys of %s with it; allow that with %s, or give all user data by %s: %w",
 			k.of(data), k.of(source), k.of("cloud-init-user-data-overwrite"), k.of(sourceKey), errdefs.ErrInvalidArgument)
 	}

@@ -52,7 +52,8 @@ var cases = map[string]struct {
 	},
 	"system-uuid": {
 		good: []field{{"53008994-44C0-4017-ad44-9c49758083da", func(o *Options) { o.SystemUUID = "53008994-44c0-4017-ad44-9c49758083da" }}},
-		bad: []string{"53008994", "00000000-0000-0000-0000-000000000000", "FFFFFFFF-ffff-ffff-ffff-ffffffffffff", "5300899444c04017ad449c49758083da",
+		bad: []string{"53008994", "00000000-0000-0000-0000-000000000000", "FFFFFFFF-ffff-ffff-ffff-ffffffffffff",
+			"5300899444c04017ad449c49758083da",
 			"53008994-44c0-4017-ad44-9c49758083da\n", "{53008994-44c0-4017-ad44-9c49758083da}"},
 	},
 	"firmware": {
@@ -89,7 +90,8 @@ var cases = map[string]struct {
 			{"10240E-1", func(o *Options) { o.RootVolumeSize = 1024 }},
 			{"64Ti", func(o *Options) { o.RootVolumeSize = 64 << 40 }},
 		},
-		bad: []string{"0", "-1Gi", "1.1", "100m", "1GB", "1gi", "64.1Ti", "65Ti", "1E", "16Ei", "1e30", "1e999999999", "1e-3", "", " 1Gi", "1 Gi", "Gi", "NaN", strings.Repeat("9", 100)},
+		bad: []string{"0", "-1Gi", "1.1", "100m", "1GB", "1gi", "64.1Ti", "65Ti", "1E", "16Ei", "1e30", "1e999999999", "1e-3", "", " 1Gi", "1 Gi",
+			"Gi", "NaN", strings.Repeat("9", 100)},
 	},
 	"root-device-overwrite": {
 		good: []field{
@@ -106,7 +108,8 @@ var cases = map[string]struct {
 				o.ScratchDisks = []ScratchDisk{{"/dev/a", 512}, {"/dev/b/c", 1 << 20}, {"/dev/d", 1024}}
 			}},
 		},
-		bad: []string{"/dev/a", "/dev/a=", "/dev/a=0", "10Gi", "a=1Gi", "/a=1Gi", "/dev/../a=1Gi", "/dev/a/=1Gi", "/dev/a=1Gi,/dev/a=2Gi", "/dev/a b=1Gi",
+		bad: []string{"/dev/a", "/dev/a=", "/dev/a=0", "10Gi", "a=1Gi", "/a=1Gi", "/dev/../a=1Gi", "/dev/a/=1Gi", "/dev/a=1Gi,/dev/a=2Gi",
+			"/dev/a b=1Gi",
 			"/dev/a=65Ti", strings.Repeat("/dev/a=1Gi,", 2), "/dev/1=1,/dev/2=1,/dev/3=1,/dev/4=1,/dev/5=1,/dev/6=1,/dev/7=1,/dev/8=1,/dev/9=1"},
 	},
 	"share-driver": {
@@ -127,7 +130,8 @@ var cases = map[string]struct {
 	},
 	"cloud-init-meta-data": mappingCase(func(o *Options) *map[string]any { return &o.MetaData },
 		[]field{{"content-type: a/b", func(o *Options) { o.MetaData = map[string]any{"content-type": "a/b"} }}},
-		"#include\nhttp://x/", "#!/bin/sh\n# x", "## template: jinja\na: b", "## Template:jinja\na: b", "#cloud-config-archive\n- a", "MIME-Version: 1.0\na: b"),
+		"#include\nhttp://x/", "#!/bin/sh\n# x", "## template: jinja\na: b", "## Template:jinja\na: b", "#cloud-config-archive\n- a",
+		"MIME-Version: 1.0\na: b"),
 	"cloud-init-user-data":           mappingCase(func(o *Options) *map[string]any { return &o.UserData }, goodDocuments(), badDocuments...),
 	"cloud-init-user-data-overwrite": booleanCase(func(o *Options) *bool { return &o.UserDataOverwrite }),
 	"cloud-init-user-data-script": {
@@ -147,8 +151,9 @@ var cases = map[string]struct {
 		bad: []string{"b64", "Base64", "gzip"},
 	},
 	"ssh-keys": {
-		good: []field{{"ssh-rsa AAAA me@a\r\n\n  # no key\n\tssh-ed25519 BBBB me@b", func(o *Options) { o.SSHKeys = []string{"ssh-rsa AAAA me@a", "ssh-ed25519 BBBB me@b"} }}},
-		bad:  []string{"ssh-rsa A\x00A", "ssh-rsa \xff", strings.Repeat("x", maxSSHKeyLine+1), strings.Repeat("a\n", maxText)},
+		good: []field{{"ssh-rsa AAAA me@a\r\n\n  # no key\n\tssh-ed25519 BBBB me@b",
+			func(o *Options) { o.SSHKeys = []string{"ssh-rsa AAAA me@a", "ssh-ed25519 BBBB me@b"} }}},
+		bad: []string{"ssh-rsa A\x00A", "ssh-rsa \xff", strings.Repeat("x", maxSSHKeyLine+1), strings.Repeat("a\n", maxText)},
 	},
 	"ssh-key-source":            sourceCase(func(o *Options) *Source { return &o.SSHKeySource }),
 	"files-from-data-source":    sourceCase(func(o *Options) *Source { return &o.FilesSource }, "secret/a/b"),
@@ -183,7 +188,8 @@ func mappingCase(f func(*Options) *map[string]any, good []field, bad ...string) 
 			{"\ufeff \n#Cloud-Config\n---\na: '\\ufffd \ufffd'\n---\n", func(o *Options) { *f(o) = map[string]any{"a": "\\ufffd \ufffd"} }},
 			{"# nothing\n", func(*Options) {}},
 		}...),
-		bad: append(bad, "- a", "text", "a: [", "a: 1\na: 2", "a: &x [*x]", strings.Repeat("# x\n", maxText), "a: b\n---\nc: d", "#c\n---\n---\na: b", "a: b\n---\n[",
+		bad: append(bad, "- a", "text", "a: [", "a: 1\na: 2", "a: &x [*x]", strings.Repeat("# x\n", maxText), "a: b\n---\nc: d",
+			"#c\n---\n---\na: b", "a: b\n---\n[",
 			"a: !!binary /wAB"),
 	}
 }
@@ -215,9 +221,12 @@ func goodDocuments() (good []field) {
 var badDocuments = []string{
 	"## template: jinja2\n#cloud-config\na: b", "##template: jinja\na: b", "\n## template: jinja\na: b", "## template: basic\na: b",
 	"## template: jinja\n#include\nhttp://x/", "## template: jinja\n#cloud-config-archive\n- a", "## template: jinja\nMIME-Version: 1.0\n\n",
-	"\n#!/bin/sh\n", " #cloud-boothook\n#!/bin/sh\n", "\ufeff#include\nhttp://x/", "\ufeff#!/bin/sh", "H4sIAAAAAAAAA0vOyS9N0U3Oz0vLTOcCAGhQZ2sOAAAA",
-	"Content-Type: multipart/mixed; boundary=x\n\n--x\n", "Content-Type: multipart/mixed\nMIME-Version: 1.0\n\n--x\n", "MIME-Version: 1.0\n\na: b",
-	"Content-Type: multipart/mixed; boundary=x\nMIME-Version: 1.0\n\n--y\n", "\nContent-Type: text/cloud-config\nMIME-Version: 1.0\n\na: b", "MIME-Version: 1.0\nno header",
+	"\n#!/bin/sh\n", " #cloud-boothook\n#!/bin/sh\n", "\ufeff#include\nhttp://x/", "\ufeff#!/bin/sh",
+	"H4sIAAAAAAAAA0vOyS9N0U3Oz0vLTOcCAGhQZ2sOAAAA",
+	"Content-Type: multipart/mixed; boundary=x\n\n--x\n", "Content-Type: multipart/mixed\nMIME-Version: 1.0\n\n--x\n",
+	"MIME-Version: 1.0\n\na: b",
+	"Content-Type: multipart/mixed; boundary=x\nMIME-Version: 1.0\n\n--y\n", "\nContent-Type: text/cloud-config\nMIME-Version: 1.0\n\na: b",
+	"MIME-Version: 1.0\nno header",
 	"#!" + strings.Repeat("x", maxText),
 }
 
@@ -231,7 +240,9 @@ func sourceCase(f func(*Options) *Source, more ...string) testCase {
 		good[0].want = func(o *Options) { *f(o) = Source{Kind: "configmap", Name: "a-b.c", Key: "authorized_keys"} }
 		good[1] = field{"secret/k/keys.pub", func(o *Options) { *f(o) = Source{Kind: "secret", Name: "k", Key: "keys.pub"} }}
 	}
-	return testCase{good: good, bad: append([]string{"a", "volume/a", "secret/", "secret/A", "secret/../a", "secret/..", "secret/x" + name, "secret/a/..data", "secret/a/b/c"}, more...)}
+	return testCase{good: good,
+		bad: append([]string{"a", "volume/a", "secret/", "secret/A", "secret/../a", "secret/..", "secret/x" + name, "secret/a/..data",
+			"secret/a/b/c"}, more...)}
 }
 
 func defaults() Options {
@@ -335,7 +346,8 @@ func TestWarnings(t *testing.T) {
 			[]string{"annotation tripod.dev/vm.template has no effect: with the instance-id in VirtletCloudInitMetaData, a copy would be no new instance for cloud-init"},
 		},
 		"a script and more": {
-			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserData": "a: b", "VirtletCloudInitUserDataSource": "secret/s"},
+			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserData": "a: b",
+				"VirtletCloudInitUserDataSource": "secret/s"},
 			[]string{
 				"annotation VirtletCloudInitUserDataSource has no effect: VirtletCloudInitUserDataScript is the whole user data",
 				"annotation VirtletCloudInitUserData has no effect: VirtletCloudInitUserDataScript is the whole user data",
@@ -346,7 +358,8 @@ func TestWarnings(t *testing.T) {
 			[]string{"annotation VirtletCloudInitUserData has no effect: VirtletCloudInitUserDataScript is the whole user data"},
 		},
 		"a key and a script": {
-			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserDataSourceKey": "k"},
+			map[string]string{"VirtletCloudInitUserDataScript": "#!/bin/sh\n", "VirtletCloudInitUserDataSource": "secret/s",
+				"VirtletCloudInitUserDataSourceKey": "k"},
 			[]string{"annotation VirtletCloudInitUserDataScript has no effect: the user data comes from VirtletCloudInitUserDataSourceKey"},
 		},
 		"an encoding without a key": {
@@ -371,7 +384,8 @@ func TestWarnings(t *testing.T) {
 	for i := range 1000 {
 		many[fmt.Sprintf("%s%03d%s", VirtletPrefix, i, strings.Repeat("x", 10_000))] = "x"
 	}
-	if _, warnings, err := Parse(many); err != nil || len(warnings) != maxUnknown+1 || warnings[maxUnknown] != "980 more annotations are unknown" {
+	if _, warnings, err := Parse(many); err != nil || len(warnings) != maxUnknown+1 ||
+		warnings[maxUnknown] != "980 more annotations are unknown" {
 		t.Errorf("a thousand unknown keys give %d warnings, %v; want %d", len(warnings), err, maxUnknown+1)
 	}
 	for key, meant := range map[string]string{"vcpu-cound": "vcpu-count", "disk_driver": "disk-driver"} {
@@ -393,12 +407,14 @@ func TestKeyWithoutSource(t *testing.T) {
 func TestDocumentAndSource(t *testing.T) {
 	all := map[string]string{Prefix + "cloud-init-user-data": "#include\nhttp://x/", "VirtletCloudInitUserDataSource": "secret/s"}
 	_, _, err := Parse(all)
-	for _, word := range []string{Prefix + "cloud-init-user-data:", "VirtletCloudInitUserDataSource ", Prefix + "cloud-init-user-data-overwrite", Prefix + "cloud-init-user-data-source-key"} {
+	for _, word := range []string{Prefix + "cloud-init-user-data:", "VirtletCloudInitUserDataSource ",
+		Prefix + "cloud-init-user-data-overwrite", Prefix + "cloud-init-user-data-source-key"} {
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), word) {
 			t.Errorf("Parse error = %v, want ErrInvalidArgument with %q", err, word)
 		}
 	}
-	for key, value := range map[string]string{"VirtletCloudInitUserDataOverwrite": "true", Prefix + "cloud-init-user-data": "#!/bin/sh", "VirtletCloudInitUserDataSourceKey": "k"} {
+	for key, value := range map[string]string{"VirtletCloudInitUserDataOverwrite": "true", Prefix + "cloud-init-user-data": "#!/bin/sh",
+		"VirtletCloudInitUserDataSourceKey": "k"} {
 		changed := maps.Clone(all)
 		changed[key] = value
 		if _, _, err := Parse(changed); err != nil {

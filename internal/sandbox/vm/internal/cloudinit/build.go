@@ -198,8 +198,10 @@ func (in *Input) validate() error {
 		}
 	}
 	for _, d := range in.Devices {
-		if !serial().MatchString(d.Serial) || !filepath.IsAbs(d.Path) || filepath.Clean(d.Path) == "/" || strings.ContainsFunc(d.Path, isControl) {
-			return refuse("device", "serial %q, path %q: the serial must be 1 to 20 letters, digits, '-', '_', and the path absolute", d.Serial, d.Path)
+		if !serial().MatchString(d.Serial) || !filepath.IsAbs(d.Path) || filepath.Clean(d.Path) == "/" ||
+			strings.ContainsFunc(d.Path, isControl) {
+			return refuse("device", "serial %q, path %q: the serial must be 1 to 20 letters, digits, '-', '_', and the path absolute", d.Serial,
+				d.Path)
 		}
 	}
 	for _, s := range in.DNS.Servers {
@@ -218,4 +220,13 @@ func (in *Input) validate() error {
 // isControl reports whether r must not occur in a line of text.
 func isControl(r rune) bool {
 	return r < ' ' || r == 0x7f || r == 0xfffd || r == 0x85 || r == 0x2028 || r == 0x2029
+}
+
+// Neutral returns the part of the input for which machines need different templates.
+func (in Input) Neutral() Input {
+	options := annotations.Options{
+		ImageType: in.Options.ImageType, UserData: in.Options.UserData, UserDataDocument: in.Options.UserDataDocument,
+		UserDataScript: in.Options.UserDataScript, MetaData: in.Options.MetaData,
+	}
+	return Input{Options: options, PodUID: "template", Hostname: "template", Agent: in.Agent}
 }

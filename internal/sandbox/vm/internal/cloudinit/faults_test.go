@@ -36,7 +36,8 @@ func TestHostileInput(t *testing.T) {
 		change func(*Input)
 		words  []string
 	}{
-		"host name with a line break":  {func(in *Input) { in.Hostname = "web\nruncmd: [reboot]" }, []string{"hostname", `"web\nruncmd: [reboot]"`}},
+		"host name with a line break": {func(in *Input) { in.Hostname = "web\nruncmd: [reboot]" },
+			[]string{"hostname", `"web\nruncmd: [reboot]"`}},
 		"host name with a quote":       {func(in *Input) { in.Hostname = `web"` }, []string{"hostname"}},
 		"no host name":                 {func(in *Input) { in.Hostname = "" }, []string{"hostname"}},
 		"long host name":               {func(in *Input) { in.Hostname = strings.Repeat("a", 64) }, []string{"hostname"}},
@@ -47,27 +48,37 @@ func TestHostileInput(t *testing.T) {
 		"variable without a name":      {func(in *Input) { in.Env = []EnvVar{{"", "x"}} }, []string{"environment"}},
 		"value with NUL":               {func(in *Input) { in.Env = []EnvVar{{"A", "x\x00"}} }, []string{"environment", "A"}},
 		"relative mount":               {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "data"}} }, []string{"mount"}},
-		"mount with a line break":      {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "/a\nb", Tag: ShareTag(0)}} }, []string{"mount"}},
-		"share with a blank":           {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "/a b", Tag: ShareTag(0)}} }, []string{"/a b", "fstab"}},
-		"share without a tag":          {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "/a"}} }, []string{"tag"}},
-		"share with a tag of its own":  {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "/a", Tag: "x:0 /etc"}} }, []string{"tag"}},
-		"pipe":                         {func(in *Input) { in.Mounts = []Mount{{HostPath: pipe(t), ContainerPath: "/a"}} }, []string{"/a", "neither"}},
-		"serial with a quote":          {func(in *Input) { in.Devices = []Device{{"d'", "/dev/x"}} }, []string{"device"}},
-		"long serial":                  {func(in *Input) { in.Devices = []Device{{strings.Repeat("d", 21), "/dev/x"}} }, []string{"device"}},
-		"device at the root":           {func(in *Input) { in.Devices = []Device{{"d", "/"}} }, []string{"device"}},
-		"MAC":                          {func(in *Input) { in.Interfaces[0].MAC = "52:54:00:12:34:56\nx: y" }, []string{"interface"}},
-		"MAC of another kind":          {func(in *Input) { in.Interfaces[0].MAC = "52:54:00:12:34:56:00:00" }, []string{"interface"}},
-		"name of an interface":         {func(in *Input) { in.Interfaces[0].Name = "eth0: {}" }, []string{"interface"}},
-		"DNS server":                   {func(in *Input) { in.DNS.Servers = []string{"dns.example"} }, []string{"DNS server", "dns.example"}},
-		"search domain":                {func(in *Input) { in.DNS.Search = []string{"a b"} }, []string{"search domain", "a b"}},
+		"mount with a line break": {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "/a\nb", Tag: ShareTag(0)}} },
+			[]string{"mount"}},
+		"share with a blank": {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "/a b", Tag: ShareTag(0)}} },
+			[]string{"/a b", "fstab"}},
+		"share without a tag": {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "/a"}} }, []string{"tag"}},
+		"share with a tag of its own": {func(in *Input) { in.Mounts = []Mount{{HostPath: "/", ContainerPath: "/a", Tag: "x:0 /etc"}} },
+			[]string{"tag"}},
+		"pipe": {func(in *Input) { in.Mounts = []Mount{{HostPath: pipe(t), ContainerPath: "/a"}} },
+			[]string{"/a", "neither"}},
+		"serial with a quote":  {func(in *Input) { in.Devices = []Device{{"d'", "/dev/x"}} }, []string{"device"}},
+		"long serial":          {func(in *Input) { in.Devices = []Device{{strings.Repeat("d", 21), "/dev/x"}} }, []string{"device"}},
+		"device at the root":   {func(in *Input) { in.Devices = []Device{{"d", "/"}} }, []string{"device"}},
+		"MAC":                  {func(in *Input) { in.Interfaces[0].MAC = "52:54:00:12:34:56\nx: y" }, []string{"interface"}},
+		"MAC of another kind":  {func(in *Input) { in.Interfaces[0].MAC = "52:54:00:12:34:56:00:00" }, []string{"interface"}},
+		"name of an interface": {func(in *Input) { in.Interfaces[0].Name = "eth0: {}" }, []string{"interface"}},
+		"DNS server":           {func(in *Input) { in.DNS.Servers = []string{"dns.example"} }, []string{"DNS server", "dns.example"}},
+		"search domain":        {func(in *Input) { in.DNS.Search = []string{"a b"} }, []string{"search domain", "a b"}},
 		"write_files that are no list": {func(in *Input) {
 			in.Options.UserData = map[string]any{"write_files": "x"}
 			in.Env = []EnvVar{{"A", "1"}}
 		}, []string{"write_files"}},
-		"mounts that are no list":       {func(in *Input) { in.Options.UserData = map[string]any{"mounts": map[string]any{}} }, []string{"mounts"}},
-		"source that is not mounted":    {func(in *Input) { in.Options.UserDataSource = annotations.Source{Kind: "secret", Name: "s"} }, []string{"secret/s", SourceDir + "/secret/s", `"s"`}},
-		"SSH keys that are not mounted": {func(in *Input) { in.Options.SSHKeySource = annotations.Source{Kind: "configmap", Name: "c", Key: "k"} }, []string{"SSH keys", "configmap/c"}},
-		"files that are not mounted":    {func(in *Input) { in.Options.FilesSource = annotations.Source{Kind: "configmap", Name: "c"} }, []string{"files", "configmap/c"}},
+		"mounts that are no list": {func(in *Input) { in.Options.UserData = map[string]any{"mounts": map[string]any{}} },
+			[]string{"mounts"}},
+		"source that is not mounted": {func(in *Input) { in.Options.UserDataSource = annotations.Source{Kind: "secret", Name: "s"} },
+			[]string{"secret/s", SourceDir + "/secret/s", `"s"`}},
+		"SSH keys that are not mounted": {func(in *Input) {
+			in.Options.SSHKeySource = annotations.Source{Kind: "configmap", Name: "c",
+				Key: "k"}
+		}, []string{"SSH keys", "configmap/c"}},
+		"files that are not mounted": {func(in *Input) { in.Options.FilesSource = annotations.Source{Kind: "configmap", Name: "c"} },
+			[]string{"files", "configmap/c"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, kind := range []annotations.ImageType{annotations.NoCloud, annotations.ConfigDrive} {
@@ -108,9 +119,12 @@ func TestHostileVolumes(t *testing.T) {
 		"deep directories": {func(dir string) error {
 			return os.MkdirAll(filepath.Join(dir, strings.Repeat("a/", maxDepth+1)), 0o755)
 		}, []string{"/etc/x", "16 directories deep"}},
-		"pipe":                 {func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "a"), 0o600) }, []string{"/etc/x", "a is not a file"}},
-		"line break in a name": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "a\nb"), nil, 0o600) }, []string{"/etc/x", `"a\nb"`}},
-		"large file":           {func(dir string) error { return os.WriteFile(filepath.Join(dir, "a"), make([]byte, maxFile+1), 0o600) }, []string{"/etc/x", "a is larger than the 1048576 bytes"}},
+		"pipe": {func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "a"), 0o600) },
+			[]string{"/etc/x", "a is not a file"}},
+		"line break in a name": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "a\nb"), nil, 0o600) },
+			[]string{"/etc/x", `"a\nb"`}},
+		"large file": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "a"), make([]byte, maxFile+1), 0o600) },
+			[]string{"/etc/x", "a is larger than the 1048576 bytes"}},
 		"large volume": {func(dir string) error {
 			for i := range 17 {
 				if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), make([]byte, maxFile), 0o600); err != nil {
@@ -161,31 +175,46 @@ func TestBadSources(t *testing.T) {
 			[]string{"secret/s", `"k"`},
 		},
 		"not base64": {
-			map[string]string{"VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserDataSourceKey": "k", "VirtletCloudInitUserDataSourceEncoding": "base64"},
+			map[string]string{"VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserDataSourceKey": "k",
+				"VirtletCloudInitUserDataSourceEncoding": "base64"},
 			map[string]string{"k": "#!"}, []string{"secret/s", `"k"`, "base64"},
 		},
-		"not YAML":       {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "a: ["}, []string{"secret/s", `"k"`, "YAML"}},
-		"whole document": {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "#cloud-config\na: b"}, []string{"secret/s", `"k"`, "cloud-init-user-data-source-key"}},
-		"MIME message": {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "Content-Type: text/x\nMIME-Version: 1.0\n\na"},
+		"not YAML": {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "a: ["},
+			[]string{"secret/s", `"k"`, "YAML"}},
+		"whole document": {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "#cloud-config\na: b"},
+			[]string{"secret/s", `"k"`, "cloud-init-user-data-source-key"}},
+		"MIME message": {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"},
+			map[string]string{"k": "Content-Type: text/x\nMIME-Version: 1.0\n\na"},
 			[]string{"secret/s", `"k"`, "cloud-init-user-data-source-key"}},
 		"files are no list": {
-			map[string]string{"VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserData": "#!/bin/sh"}, map[string]string{"write_files": "text"},
+			map[string]string{"VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserData": "#!/bin/sh"},
+			map[string]string{"write_files": "text"},
 			[]string{"write_files is not a list"},
 		},
 		"mounts are no list": {
-			map[string]string{"VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserData": "#!/bin/sh"}, map[string]string{"mounts": "a: b"},
+			map[string]string{"VirtletCloudInitUserDataSource": "secret/s", "VirtletCloudInitUserData": "#!/bin/sh"},
+			map[string]string{"mounts": "a: b"},
 			[]string{"mounts is not a list"},
 		},
-		"template":              {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "## template: jinja\na"}, []string{"secret/s", `"k"`, "cloud-init-user-data-source-key"}},
-		"two documents":         {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "a\n---\nb"}, []string{"secret/s", `"k"`, "more than one"}},
-		"compressed":            {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "\x1f\x8b\x08\x00"}, []string{"secret/s", `"k"`}},
-		"SSH keys without":      {map[string]string{"VirtletSSHKeySource": "secret/s"}, nil, []string{"secret/s", `"authorized_keys"`}},
-		"SSH keys not text":     {map[string]string{"VirtletSSHKeySource": "secret/s"}, map[string]string{"authorized_keys": "\x00"}, []string{"secret/s/authorized_keys"}},
-		"file without a path":   {map[string]string{"VirtletFilesFromDataSource": "secret/s"}, map[string]string{"a": "x"}, []string{"secret/s", `"a"`, "a_path"}},
-		"file above the root":   {map[string]string{"VirtletFilesFromDataSource": "secret/s"}, map[string]string{"a": "x", "a_path": "/a/../../b"}, []string{"a_path"}},
-		"file with a bad path":  {map[string]string{"VirtletFilesFromDataSource": "secret/s"}, map[string]string{"a": "x", "a_path": "/a\n/b"}, []string{"a_path"}},
-		"file not base64":       {map[string]string{"VirtletFilesFromDataSource": "secret/s"}, map[string]string{"a": "#!", "a_path": "/a"}, []string{"a_encoding"}},
-		"file with an encoding": {map[string]string{"VirtletFilesFromDataSource": "secret/s"}, map[string]string{"a": "", "a_path": "/a", "a_encoding": "gzip"}, []string{`"gzip"`, "plain, base64"}},
+		"template": {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"},
+			map[string]string{"k": "## template: jinja\na"}, []string{"secret/s", `"k"`, "cloud-init-user-data-source-key"}},
+		"two documents": {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "a\n---\nb"},
+			[]string{"secret/s", `"k"`, "more than one"}},
+		"compressed": {map[string]string{"VirtletCloudInitUserDataSource": "secret/s"}, map[string]string{"k": "\x1f\x8b\x08\x00"},
+			[]string{"secret/s", `"k"`}},
+		"SSH keys without": {map[string]string{"VirtletSSHKeySource": "secret/s"}, nil, []string{"secret/s", `"authorized_keys"`}},
+		"SSH keys not text": {map[string]string{"VirtletSSHKeySource": "secret/s"}, map[string]string{"authorized_keys": "\x00"},
+			[]string{"secret/s/authorized_keys"}},
+		"file without a path": {map[string]string{"VirtletFilesFromDataSource": "secret/s"}, map[string]string{"a": "x"},
+			[]string{"secret/s", `"a"`, "a_path"}},
+		"file above the root": {map[string]string{"VirtletFilesFromDataSource": "secret/s"},
+			map[string]string{"a": "x", "a_path": "/a/../../b"}, []string{"a_path"}},
+		"file with a bad path": {map[string]string{"VirtletFilesFromDataSource": "secret/s"}, map[string]string{"a": "x", "a_path": "/a\n/b"},
+			[]string{"a_path"}},
+		"file not base64": {map[string]string{"VirtletFilesFromDataSource": "secret/s"}, map[string]string{"a": "#!", "a_path": "/a"},
+			[]string{"a_encoding"}},
+		"file with an encoding": {map[string]string{"VirtletFilesFromDataSource": "secret/s"},
+			map[string]string{"a": "", "a_path": "/a", "a_encoding": "gzip"}, []string{`"gzip"`, "plain, base64"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := base(t, c.all)
@@ -234,7 +263,8 @@ func TestInstance(t *testing.T) {
 	}
 	in.PodUID = "11111111-6d3f-4c1b-9c8e-5d1b3f5b7a10"
 	second, err := Build(in)
-	if err != nil || bytes.Equal(first.Bytes, second.Bytes) || !bytes.Contains(second.Bytes, []byte(`"instance-id": "11111111-6d3f-4c1b-9c8e-5d1b3f5b7a10"`)) {
+	if err != nil || bytes.Equal(first.Bytes, second.Bytes) ||
+		!bytes.Contains(second.Bytes, []byte(`"instance-id": "11111111-6d3f-4c1b-9c8e-5d1b3f5b7a10"`)) {
 		t.Errorf("the second pod's disk equals the first's, or lacks its instance-id (error: %v)", err)
 	}
 }
@@ -252,7 +282,8 @@ func TestOptionsAreNotChanged(t *testing.T) {
 
 // TestOnLink: only gateways outside the interface's networks are on-link.
 func TestOnLink(t *testing.T) {
-	for via, want := range map[string]bool{"10.88.0.1": false, "10.89.0.1": true, "169.254.1.1": true, "fe80::1": false, "fd00:88::1": false, "fd00:99::1": true} {
+	for via, want := range map[string]bool{"10.88.0.1": false, "10.89.0.1": true, "169.254.1.1": true, "fe80::1": false, "fd00:88::1": false,
+		"fd00:99::1": true} {
 		if got := eth0.onLink(netip.MustParseAddr(via)); got != want {
 			t.Errorf("onLink(%s) = %t, want %t", via, got, want)
 		}

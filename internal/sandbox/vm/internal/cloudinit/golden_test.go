@@ -120,8 +120,10 @@ var shapes = map[string]func(t *testing.T) Input{
 		return in
 	},
 	"ssh-keys": func(t *testing.T) Input {
-		in := base(t, map[string]string{"VirtletSSHKeys": "ssh-rsa AAAA== me@a\nssh-ed25519 BBBB <me> & \"you\"\n", "VirtletSSHKeySource": "secret/keys"})
-		in.Mounts = []Mount{{HostPath: volume(t, "secret", "keys", map[string]string{"authorized_keys": "ssh-rsa CCCC== first\n"}), ContainerPath: "/mnt/keys"}}
+		in := base(t, map[string]string{"VirtletSSHKeys": "ssh-rsa AAAA== me@a\nssh-ed25519 BBBB <me> & \"you\"\n",
+			"VirtletSSHKeySource": "secret/keys"})
+		in.Mounts = []Mount{{HostPath: volume(t, "secret", "keys", map[string]string{"authorized_keys": "ssh-rsa CCCC== first\n"}),
+			ContainerPath: "/mnt/keys"}}
 		return in
 	},
 	"ssh-keys-configdrive": func(t *testing.T) Input {
@@ -129,14 +131,16 @@ var shapes = map[string]func(t *testing.T) Input{
 			"VirtletSSHKeys": "ssh-rsa AAAA== me@a\n", "VirtletSSHKeySource": "configmap/keys/mine", "VirtletCloudInitUserDataOverwrite": "true",
 			"VirtletCloudInitImageType": "configdrive",
 		})
-		in.Mounts = []Mount{{HostPath: volume(t, "configmap", "other", map[string]string{"mine": "ssh-rsa CCCC== first\n"}), ContainerPath: SourceDir + "/configmap/keys"}}
+		in.Mounts = []Mount{{HostPath: volume(t, "configmap", "other", map[string]string{"mine": "ssh-rsa CCCC== first\n"}),
+			ContainerPath: SourceDir + "/configmap/keys"}}
 		return in
 	},
 	"meta-data": func(t *testing.T) Input {
 		return base(t, map[string]string{"VirtletCloudInitMetaData": "instance-id: mine\nnumber: 12345678901234567890\nlist: [1.50, \"on\", null]\n"})
 	},
 	"meta-data-configdrive": func(t *testing.T) Input {
-		return base(t, map[string]string{"VirtletCloudInitMetaData": `{"instance-id": "mine", "hostname": "other"}`, "VirtletCloudInitImageType": "configdrive"})
+		return base(t, map[string]string{"VirtletCloudInitMetaData": `{"instance-id": "mine", "hostname": "other"}`,
+			"VirtletCloudInitImageType": "configdrive"})
 	},
 	"user-data": func(t *testing.T) Input {
 		in := base(t, map[string]string{
@@ -144,16 +148,19 @@ var shapes = map[string]func(t *testing.T) Input{
 			"VirtletCloudInitUserDataSource": "configmap/vm-user-data",
 		})
 		in.Mounts = []Mount{{ContainerPath: SourceDir + "/configmap/vm-user-data", HostPath: volume(t, "configmap", "v", map[string]string{
-			"users": "- name: first\n", "runcmd": "[[echo, first]]\n", "growpart": "{mode: auto, devices: [/], ignore_growroot_disabled: true}", "timezone": "Europe/Rome\n",
+			"users": "- name: first\n", "runcmd": "[[echo, first]]\n", "growpart": "{mode: auto, devices: [/], ignore_growroot_disabled: true}",
+			"timezone": "Europe/Rome\n",
 		})}}
 		in.Env = []EnvVar{{"A", "1"}}
 		return in
 	},
 	"user-data-overwrite": func(t *testing.T) Input {
 		in := base(t, map[string]string{
-			"VirtletCloudInitUserData": "users: [default]\n", "VirtletCloudInitUserDataOverwrite": "true", "VirtletCloudInitUserDataSource": "secret/vm",
+			"VirtletCloudInitUserData": "users: [default]\n", "VirtletCloudInitUserDataOverwrite": "true",
+			"VirtletCloudInitUserDataSource": "secret/vm",
 		})
-		in.Mounts = []Mount{{ContainerPath: "/mnt", HostPath: volume(t, "secret", "vm", map[string]string{"users": "- name: first\n", "timezone": "UTC"})}}
+		in.Mounts = []Mount{{ContainerPath: "/mnt",
+			HostPath: volume(t, "secret", "vm", map[string]string{"users": "- name: first\n", "timezone": "UTC"})}}
 		return in
 	},
 	"form-include":      document("#include\nhttp://example.com/a\n"),
@@ -188,18 +195,22 @@ var shapes = map[string]func(t *testing.T) Input{
 	},
 	"user-data-whole": func(t *testing.T) Input {
 		in := base(t, map[string]string{
-			"VirtletCloudInitUserDataSource": "configmap/vm", "VirtletCloudInitUserDataSourceKey": "user-data", "VirtletCloudInitUserDataSourceEncoding": "base64",
+			"VirtletCloudInitUserDataSource": "configmap/vm", "VirtletCloudInitUserDataSourceKey": "user-data",
+			"VirtletCloudInitUserDataSourceEncoding": "base64",
 		})
-		in.Mounts = []Mount{{ContainerPath: SourceDir + "/configmap/vm", HostPath: volume(t, "configmap", "vm", map[string]string{"user-data": "I2Nsb3VkLWNvbmZp\nZwpydW5jbWQ6IFtsc10K\n"})}}
+		in.Mounts = []Mount{{ContainerPath: SourceDir + "/configmap/vm",
+			HostPath: volume(t, "configmap", "vm", map[string]string{"user-data": "I2Nsb3VkLWNvbmZp\nZwpydW5jbWQ6IFtsc10K\n"})}}
 		return in
 	},
 	"volumes": func(t *testing.T) Input {
 		in := base(t, map[string]string{"VirtletCloudInitUserData": "mounts:\n- [/dev/testpvc, /mnt/it's]\n- [swap, none]\n"})
 		in.Mounts = []Mount{
 			{HostPath: volume(t, "secret", "s", map[string]string{"password": "hunter2", "key.bin": "\x00\xff\x01"}), ContainerPath: "/etc/baz"},
-			{HostPath: volume(t, "configmap", "c", map[string]string{"app.conf": "a = 1\n\tb = \"2\"\n", "sub/deep/x": "below\n"}), ContainerPath: "/etc/foo bar/"},
+			{HostPath: volume(t, "configmap", "c", map[string]string{"app.conf": "a = 1\n\tb = \"2\"\n", "sub/deep/x": "below\n"}),
+				ContainerPath: "/etc/foo bar/"},
 			{HostPath: volume(t, "downward-api", "d", map[string]string{"labels": "app=\"web\"\n"}), ContainerPath: "/etc/podinfo"},
-			{HostPath: volume(t, "projected", "kube-api-access-x", map[string]string{"token": "t", "ca.crt": "c"}), ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount"},
+			{HostPath: volume(t, "projected", "kube-api-access-x", map[string]string{"token": "t", "ca.crt": "c"}),
+				ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount"},
 			{HostPath: plainFile(t, "10.88.0.5\tweb-0\n"), ContainerPath: "/etc/hosts"},
 			{HostPath: t.TempDir(), ContainerPath: "/data/", Tag: ShareTag(0)},
 			{HostPath: t.TempDir(), ContainerPath: "/ro;date", ReadOnly: true, Tag: ShareTag(1)},
@@ -211,7 +222,8 @@ var shapes = map[string]func(t *testing.T) Input{
 		in := base(t, nil)
 		in.ShareDriver = machine.ShareVirtiofs
 		in.Mounts = []Mount{
-			{HostPath: volume(t, "secret", "s", map[string]string{"password": "hunter2"}), ContainerPath: "/data/keys", ReadOnly: true, Tag: ShareTag(0)},
+			{HostPath: volume(t, "secret", "s", map[string]string{"password": "hunter2"}), ContainerPath: "/data/keys", ReadOnly: true,
+				Tag: ShareTag(0)},
 			{HostPath: plainFile(t, "10.88.0.5\tweb-0\n"), ContainerPath: "/etc/hosts"},
 			{HostPath: t.TempDir(), ContainerPath: "/data", Tag: ShareTag(1)},
 		}
@@ -234,8 +246,10 @@ var shapes = map[string]func(t *testing.T) Input{
 	"environment": func(t *testing.T) Input {
 		in := base(t, nil)
 		in.Env = []EnvVar{
-			{"MY_FOO_VAR", "foo"}, {"MY_FOOBAR_VAR", "foo bar"}, {"EMPTY", ""}, {"TWICE", "1"}, {"QUOTES", `it's "so" \`}, {"DOLLAR", "$HOME `id` $$"},
-			{"LINES", "a\nb\n"}, {"TWICE", "2"}, {"URL", "http://x/?a=b&c=%20#d"}, {"UMLAUT", "ä"}, {"no.shell-name", "x"}, {"PATH", "/usr/bin:/bin"},
+			{"MY_FOO_VAR", "foo"}, {"MY_FOOBAR_VAR", "foo bar"}, {"EMPTY", ""}, {"TWICE", "1"}, {"QUOTES", `it's "so" \`},
+			{"DOLLAR", "$HOME `id` $$"},
+			{"LINES", "a\nb\n"}, {"TWICE", "2"}, {"URL", "http://x/?a=b&c=%20#d"}, {"UMLAUT", "ä"}, {"no.shell-name", "x"},
+			{"PATH", "/usr/bin:/bin"},
 		}
 		return in
 	},

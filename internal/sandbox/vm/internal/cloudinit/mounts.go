@@ -67,7 +67,8 @@ func Classify(hostPath, containerPath string, driver machine.ShareDriver) (Kind,
 	case info.Mode().Type() == fs.ModeDevice:
 		return KindDevice, nil
 	}
-	return 0, fmt.Errorf("mount at %s: %s is neither a file, a directory nor a block device: %w", containerPath, hostPath, errdefs.ErrInvalidArgument)
+	return 0, fmt.Errorf("mount at %s: %s is neither a file, a directory nor a block device: %w", containerPath, hostPath,
+		errdefs.ErrInvalidArgument)
 }
 
 // file is a file in a mount.
@@ -169,7 +170,8 @@ func (b *builder) readFile(root *os.Root, name string, files []file) ([]file, er
 	b.budget -= len(data)
 	switch {
 	case len(data) > maxFile:
-		return nil, fmt.Errorf("%s is larger than the %d bytes that can be copied into a guest; mount its directory instead, which is shared: %w", name, maxFile, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("%s is larger than the %d bytes that can be copied into a guest; mount its directory instead, which is shared: %w",
+			name, maxFile, errdefs.ErrInvalidArgument)
 	case b.budget < 0:
 		return nil, fmt.Errorf("%s: the pod's mounts have more than %d bytes to copy: %w", name, maxTotal, errdefs.ErrInvalidArgument)
 	}

@@ -73,7 +73,8 @@ func readParts(t *testing.T, in Input) (texts, types []string) {
 // TestHeadersInSource: a mapping of HTTP headers is a value, though MIME messages begin with such headers too.
 func TestHeadersInSource(t *testing.T) {
 	in := base(t, map[string]string{"VirtletCloudInitUserDataSource": "secret/s"})
-	in.Mounts = []Mount{{HostPath: volume(t, "secret", "v", map[string]string{"headers": "Content-Type: text/plain\nAccept: text/html\n"}), ContainerPath: SourceDir + "/secret/s"}}
+	in.Mounts = []Mount{{HostPath: volume(t, "secret", "v", map[string]string{"headers": "Content-Type: text/plain\nAccept: text/html\n"}),
+		ContainerPath: SourceDir + "/secret/s"}}
 	image, err := Build(in)
 	if err != nil {
 		t.Fatal(err)

@@ -37,7 +37,8 @@ func writtenFiles(t *testing.T, userData []byte) map[string]string {
 
 // FuzzEnvironment: a shell that sources the environment file gets the pod's value, whatever characters it has.
 func FuzzEnvironment(f *testing.F) {
-	for _, s := range []string{"", "plain", "a b", "it's", `"`, `\`, `\\'`, "$HOME", "`id`", "$(id)", "a\nb", "\n", "'\n'", "#", "~", "!x", "*", "\t", "\xff\xfe", "ä\u2028", "\r", "a=b", "-n", "\x1b[0m", "€\ufeff", "{{x}}", "# x: [", "- a"} {
+	for _, s := range []string{"", "plain", "a b", "it's", `"`, `\`, `\\'`, "$HOME", "`id`", "$(id)", "a\nb", "\n", "'\n'", "#", "~", "!x",
+		"*", "\t", "\xff\xfe", "ä\u2028", "\r", "a=b", "-n", "\x1b[0m", "€\ufeff", "{{x}}", "# x: [", "- a"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
@@ -112,7 +113,8 @@ func unquoteSystemd(t *testing.T, text string) map[string]string {
 
 // FuzzFiles: a file in a volume reaches the guest unchanged, whatever its content.
 func FuzzFiles(f *testing.F) {
-	for _, s := range []string{"", "x", "a: b\n", "\t- x\n", "\x00", "\xff", "---\n...\n", "\u2028\u0085\ufeff", "trailing \n\n", "  leading", "#cloud-config\n", "'\"", "\r\n", "=", "0777", "yes", "~"} {
+	for _, s := range []string{"", "x", "a: b\n", "\t- x\n", "\x00", "\xff", "---\n...\n", "\u2028\u0085\ufeff", "trailing \n\n", "  leading",
+		"#cloud-config\n", "'\"", "\r\n", "=", "0777", "yes", "~"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, content string) {
@@ -210,7 +212,8 @@ func TestAgentIsStarted(t *testing.T) {
 			"bin/mount":       "#!/bin/sh\necho mount \"$@\" >>" + dir + "/log\n",
 			"bin/systemd-run": "#!/bin/sh\necho systemd-run \"$@\" >>" + dir + "/log\n",
 			// The agent records its start. At the second start it also kills the loop that starts it.
-			"run/tripod-agent/tripod-agent": "#!/bin/sh\nif [ -e " + dir + "/once ]; then echo twice >>" + dir + "/done; kill $PPID; fi\n: >" + dir + "/once\n",
+			"run/tripod-agent/tripod-agent": "#!/bin/sh\nif [ -e " + dir + "/once ]; then echo twice >>" + dir + "/done; kill $PPID; fi\n: >" + dir +
+				"/once\n",
 		} {
 			at := filepath.Join(dir, file)
 			if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
@@ -228,7 +231,8 @@ func TestAgentIsStarted(t *testing.T) {
 		in := base(t, nil)
 		in.Agent = true
 		b := &builder{in: in}
-		script := strings.NewReplacer("/dev/null", "/dev/null", "/sys/block/", dir+"/sys/", "/run/", dir+"/run/", "/dev/", dir+"/dev/", "/proc/", dir+"/proc/").Replace(b.vendorData(nil))
+		script := strings.NewReplacer("/dev/null", "/dev/null", "/sys/block/", dir+"/sys/", "/run/", dir+"/run/", "/dev/", dir+"/dev/", "/proc/",
+			dir+"/proc/").Replace(b.vendorData(nil))
 		cmd := exec.Command("sh", "-c", script+"\n")
 		cmd.Env = []string{"PATH=" + bin + ":" + os.Getenv("PATH")}
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
@@ -249,7 +253,8 @@ func TestAgentIsStarted(t *testing.T) {
 // awaitFile waits until a file exists and is not empty.
 func awaitFile(t *testing.T, path string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", `i=0; while [ ! -s "$0" ] && [ $i -lt 600 ]; do i=$((i+1)); sleep 0.1; done; [ -s "$0" ]`, path)
+	cmd := exec.CommandContext(t.Context(), "sh", "-c",
+		`i=0; while [ ! -s "$0" ] && [ $i -lt 600 ]; do i=$((i+1)); sleep 0.1; done; [ -s "$0" ]`, path)
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%s did not appear within a minute: %v", path, err)
 	}

@@ -203,13 +203,16 @@ func (b *builder) shares() ([]Mount, error) {
 		case err != nil:
 			return nil, err
 		case kind == KindDevice:
-			return nil, fmt.Errorf("mount at %s: %s is a block device; give it as a device (volumeDevices): %w", m.ContainerPath, m.HostPath, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("mount at %s: %s is a block device; give it as a device (volumeDevices): %w", m.ContainerPath, m.HostPath,
+				errdefs.ErrInvalidArgument)
 		case kind != KindShare:
 			continue
 		case !shareTag().MatchString(m.Tag):
-			return nil, fmt.Errorf("mount at %s: the tag %q of the share does not consist of 1 to 31 letters, digits, '-', '_', '.' and ':': %w", m.ContainerPath, m.Tag, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("mount at %s: the tag %q of the share does not consist of 1 to 31 letters, digits, '-', '_', '.' and ':': %w",
+				m.ContainerPath, m.Tag, errdefs.ErrInvalidArgument)
 		case strings.ContainsFunc(m.ContainerPath, notInFstab):
-			return nil, fmt.Errorf("mount at %q: the guest's fstab cannot have paths with white space or backslashes: %w", m.ContainerPath, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("mount at %q: the guest's fstab cannot have paths with white space or backslashes: %w", m.ContainerPath,
+				errdefs.ErrInvalidArgument)
 		}
 		m.ContainerPath = path.Clean(m.ContainerPath)
 		shares = append(shares, m)
@@ -282,7 +285,8 @@ func (b *builder) writeFiles(shares []Mount) ([]any, error) {
 	var list []any
 	add := func(at string, data []byte, mode uint32) {
 		entry := map[string]any{"path": at, "permissions": fmt.Sprintf("0%03o", mode)}
-		if text := string(data); utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return isControl(r) && r != '\n' && r != '\t' }) {
+		if text := string(data); utf8.ValidString(text) &&
+			!strings.ContainsFunc(text, func(r rune) bool { return isControl(r) && r != '\n' && r != '\t' }) {
 			entry["content"] = text
 		} else {
 			entry["content"], entry["encoding"] = base64.StdEncoding.EncodeToString(data), "b64"

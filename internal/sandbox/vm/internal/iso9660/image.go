@@ -36,7 +36,8 @@ type File struct {
 // returns errdefs.ErrInvalidArgument if the label, a path or the total size is invalid.
 func Build(label string, files []File) ([]byte, error) {
 	if label == "" || len(label) > maxLabel || strings.Trim(label, nameChars) != "" {
-		return nil, fmt.Errorf("volume label %q does not consist of 1 to %d letters, digits, '-' and '_': %w", label, maxLabel, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("volume label %q does not consist of 1 to %d letters, digits, '-' and '_': %w", label, maxLabel,
+			errdefs.ErrInvalidArgument)
 	}
 	root := &node{dir: true, mode: 0o755}
 	root.parent = root

@@ -89,7 +89,8 @@ func TestRockRidge(t *testing.T) {
 			mode = 0o644
 		}
 		if g := got[f.Path]; g.data != string(f.Data) || g.mode != mode {
-			t.Errorf("%s: got %d bytes with mode %v, want %d bytes with mode %v, or the content differs", f.Path, len(g.data), g.mode, len(f.Data), mode)
+			t.Errorf("%s: got %d bytes with mode %v, want %d bytes with mode %v, or the content differs", f.Path, len(g.data), g.mode, len(f.Data),
+				mode)
 		}
 	}
 }
@@ -103,7 +104,8 @@ func TestJoliet(t *testing.T) {
 	}
 	descriptor := image[17*sectorSize : 18*sectorSize]
 	if descriptor[0] != 2 || string(descriptor[88:91]) != "%/E" || plain(descriptor[40:72]) != "config-2        " {
-		t.Fatalf("descriptor has type %d, escape %q, label %q; want 2, %%/E, config-2", descriptor[0], descriptor[88:91], plain(descriptor[40:72]))
+		t.Fatalf("descriptor has type %d, escape %q, label %q; want 2, %%/E, config-2", descriptor[0], descriptor[88:91],
+			plain(descriptor[40:72]))
 	}
 	got := map[string]string{}
 	var walk func(record []byte, at string)

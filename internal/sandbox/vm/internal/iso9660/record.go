@@ -22,7 +22,8 @@ func (n *node) record(tree int, id, use []byte) []byte {
 	b := []byte{0, 0}
 	b = both32(b, n.extent[tree])
 	b = both32(b, n.size[tree])
-	b = append(b, byte(stamp.Year()-1900), byte(stamp.Month()), byte(stamp.Day()), byte(stamp.Hour()), byte(stamp.Minute()), byte(stamp.Second()), 0)
+	b = append(b, byte(stamp.Year()-1900), byte(stamp.Month()), byte(stamp.Day()), byte(stamp.Hour()), byte(stamp.Minute()),
+		byte(stamp.Second()), 0)
 	flags := byte(0)
 	if n.dir {
 		flags = 2

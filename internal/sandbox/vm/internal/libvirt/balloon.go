@@ -49,4 +49,5 @@ func (d *Driver) Save(context.Context, string, string) error { return errNoSave 
 // SaveKey implements machine.Driver.
 func (d *Driver) SaveKey(context.Context, machine.Definition) (string, error) { return "", errNoSave }
 
-var errNoSave = fmt.Errorf("libvirt saves no machines that others could continue from: set vm.driver = \"qmp\": %w", errdefs.ErrNotImplemented)
+var errNoSave = fmt.Errorf("libvirt saves no machines that others could continue from: set vm.driver = \"qmp\": %w",
+	errdefs.ErrNotImplemented)

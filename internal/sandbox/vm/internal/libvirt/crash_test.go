@@ -33,7 +33,8 @@ type victim struct {
 
 // live acts as a daemon that dies at a fail point. It returns an error if it survives.
 func (v victim) live() error {
-	d, err := New(Config{URI: v.URI, Dir: v.Dir, Owner: v.Owner, Wrapper: v.Wrapper, Virtiofsd: v.Virtiofsd, Accel: v.Accel, Cgroup: v.Cgroups})
+	d, err := New(Config{URI: v.URI, Dir: v.Dir, Owner: v.Owner, Wrapper: v.Wrapper, Virtiofsd: v.Virtiofsd, Accel: v.Accel,
+		Cgroup: v.Cgroups})
 	if err != nil {
 		return err
 	}
@@ -80,7 +81,8 @@ func TestKilledAnywhere(t *testing.T) {
 			l := s.Begin(t, d.Name)
 			defer l.Close()
 			require.Contains(t, l.Found, d.Name)
-			require.Eventually(t, func() bool { return l.MustState(d.Name).Phase == p.phase }, time.Minute, 20*time.Millisecond, "Recover found %+v", l.Found[d.Name])
+			require.Eventually(t, func() bool { return l.MustState(d.Name).Phase == p.phase }, time.Minute, 20*time.Millisecond, "Recover found %+v",
+				l.Found[d.Name])
 			require.Equal(t, p.cause, l.MustState(d.Name).Cause)
 			machinetest.AwaitMachines(t, d, map[machine.Phase]int{machine.Running: 1}[p.phase])
 			require.NoError(t, l.Define(t.Context(), d))
@@ -98,7 +100,8 @@ func TestKilledAnywhere(t *testing.T) {
 // die runs a victim, which the fail point kills.
 func (r rig) die(t *testing.T, point string, v victim) {
 	t.Helper()
-	v.URI, v.Dir, v.Owner, v.Wrapper, v.Virtiofsd, v.Accel, v.Cgroups = r.URI, r.cfg.Dir, r.cfg.Owner, r.cfg.Wrapper, r.cfg.Virtiofsd, r.cfg.Accel, r.cfg.Cgroup
+	v.URI, v.Dir, v.Owner, v.Wrapper, v.Virtiofsd, v.Accel, v.Cgroups = r.URI, r.cfg.Dir, r.cfg.Owner, r.cfg.Wrapper, r.cfg.Virtiofsd,
+		r.cfg.Accel, r.cfg.Cgroup
 	raw, err := json.Marshal(v)
 	require.NoError(t, err)
 	cmd := exec.Command("/proc/self/exe")
@@ -107,5 +110,6 @@ func (r rig) die(t *testing.T, point string, v victim) {
 	cmd.Stderr = &stderr
 	err = cmd.Run()
 	exit, ok := errors.AsType[*exec.ExitError](err)
-	require.True(t, ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL, "the victim was not killed at %s: %v %s", point, err, stderr.String())
+	require.True(t, ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL, "the victim was not killed at %s: %v %s", point, err,
+		stderr.String())
 }

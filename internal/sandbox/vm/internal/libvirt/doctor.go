@@ -12,7 +12,8 @@ import (
 
 // Doctor checks the wrapper and the connection to libvirtd. It changes nothing. cfg needs neither Dir nor Owner.
 func Doctor(ctx context.Context, cfg Config) []health.Finding {
-	wrapper := health.Finding{Subject: "tripod-vmwrap", Required: true, Remedy: "install tripod-vmwrap beside tripod, where every user can execute it"}
+	wrapper := health.Finding{Subject: "tripod-vmwrap", Required: true,
+		Remedy: "install tripod-vmwrap beside tripod, where every user can execute it"}
 	var err error
 	if cfg.Wrapper == "" {
 		cfg.Wrapper, err = FindWrapper()
@@ -24,7 +25,8 @@ func Doctor(ctx context.Context, cfg Config) []health.Finding {
 	if err != nil {
 		wrapper.Detail = err.Error()
 	}
-	daemon := health.Finding{Subject: "libvirtd", Required: true, Remedy: "install libvirt-daemon-system and start libvirtd, or set vm.libvirt_uri, or vm.driver = \"qmp\""}
+	daemon := health.Finding{Subject: "libvirtd", Required: true,
+		Remedy: "install libvirt-daemon-system and start libvirtd, or set vm.libvirt_uri, or vm.driver = \"qmp\""}
 	version, err := version(ctx, cfg.URI)
 	daemon.OK, daemon.Detail = err == nil, version
 	if err != nil {

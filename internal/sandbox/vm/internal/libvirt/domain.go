@@ -14,7 +14,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
@@ -49,7 +49,8 @@ func (d *Driver) validate(def machine.Definition) error {
 		return err
 	}
 	if len(def.NICs) > vmwrap.MaxNICs {
-		return fmt.Errorf("machine %s: %d network interfaces are more than the %d that the driver libvirt can add: %w", def.Name, len(def.NICs), vmwrap.MaxNICs, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("machine %s: %d network interfaces are more than the %d that the driver libvirt can add: %w", def.Name, len(def.NICs),
+			vmwrap.MaxNICs, errdefs.ErrInvalidArgument)
 	}
 	if def.UEFI != nil && def.UEFI.Vars.Size != 0 {
 		return fmt.Errorf("machine %s: the driver libvirt cannot keep UEFI variables on the root disk's device; use the driver qmp, or create the container again: %w", def.Name, errdefs.ErrNotImplemented)
@@ -67,7 +68,8 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 	}
 	var mark bytes.Buffer
 	encoder := xml.NewEncoder(&mark)
-	if err := encoder.Encode(metadata{XMLName: xml.Name{Space: metadataURI, Local: "machine"}, Owner: d.cfg.Owner, Definition: string(record)}); err != nil {
+	if err := encoder.Encode(metadata{XMLName: xml.Name{Space: metadataURI, Local: "machine"}, Owner: d.cfg.Owner,
+		Definition: string(record)}); err != nil {
 		return "", err
 	}
 	cpu, err := d.cpu(def)
@@ -83,8 +85,9 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		VCPU:     &libvirtxml.DomainVCPU{Value: uint(def.CPUs)},
 		CPU:      cpu,
 		OS:       d.boot(def),
-		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}, VMPort: &libvirtxml.DomainFeatureState{State: "off"}},
-		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
+		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{},
+			VMPort: &libvirtxml.DomainFeatureState{State: "off"}},
+		Clock: &libvirtxml.DomainClock{Offset: "utc"},
 		// After a panic, the domain stays crashed until the driver has noticed the crash. A reboot does not end the
 		// domain.
 		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "preserve",
@@ -93,8 +96,9 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 			SuspendToMem:  &libvirtxml.DomainPMPolicy{Enabled: "no"},
 			SuspendToDisk: &libvirtxml.DomainPMPolicy{Enabled: "no"},
 		},
-		Devices:  d.devices(def),
-		SecLabel: []libvirtxml.DomainSecLabel{{Type: "static", Model: "dac", Relabel: "no", Label: fmt.Sprintf("+%d:+%d", def.UID, d.group(def))}},
+		Devices: d.devices(def),
+		SecLabel: []libvirtxml.DomainSecLabel{{Type: "static", Model: "dac", Relabel: "no",
+			Label: fmt.Sprintf("+%d:+%d", def.UID, d.group(def))}},
 	}
 	if d.cfg.Accel == qemu.AccelTCG {
 		// Limit the cache of translated code. QEMU's default, up to 1 GiB, is too much for many small guests.
@@ -149,13 +153,14 @@ func (d *Driver) cpu(def machine.Definition) (*libvirtxml.DomainCPU, error) {
 		}
 		return &libvirtxml.DomainCPU{Mode: "maximum", Check: "none"}, nil
 	default:
-		return &libvirtxml.DomainCPU{Mode: "custom", Match: "exact", Check: "none", Model: &libvirtxml.DomainCPUModel{Value: model, Fallback: "forbid"}}, nil
+		return &libvirtxml.DomainCPU{Mode: "custom", Match: "exact", Check: "none",
+			Model: &libvirtxml.DomainCPUModel{Value: model, Fallback: "forbid"}}, nil
 	}
 }
 
 func (d *Driver) boot(def machine.Definition) *libvirtxml.DomainOS {
 	os := &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "q35", Type: "hvm"}}
-	retry := int(firmware.RetryTime.Milliseconds())
+	retry := int(boot.RetryTime.Milliseconds())
 	os.BIOS = &libvirtxml.DomainBIOS{RebootTimeout: &retry}
 	if def.UEFI != nil {
 		os.Loader = &libvirtxml.DomainLoader{Path: d.layout.placeholder(def.Name, codeName), Readonly: "yes", Type: "pflash"}
@@ -172,9 +177,11 @@ func (d *Driver) boot(def machine.Definition) *libvirtxml.DomainOS {
 }
 
 func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
-	port, debug, ioport, null := uint(0), uint(1), uint(firmware.Port), &libvirtxml.DomainChardevSource{Null: &libvirtxml.DomainChardevSourceNull{}}
+	port, debug, ioport, null := uint(0), uint(1), uint(boot.Port),
+		&libvirtxml.DomainChardevSource{Null: &libvirtxml.DomainChardevSourceNull{}}
 	channel := func(name string) libvirtxml.DomainChannel {
-		return libvirtxml.DomainChannel{Source: null, Target: &libvirtxml.DomainChannelTarget{VirtIO: &libvirtxml.DomainChannelTargetVirtIO{Name: name}}}
+		return libvirtxml.DomainChannel{Source: null,
+			Target: &libvirtxml.DomainChannelTarget{VirtIO: &libvirtxml.DomainChannelTargetVirtIO{Name: name}}}
 	}
 	list := &libvirtxml.DomainDeviceList{
 		Emulator:    d.layout.emulator,
@@ -182,15 +189,17 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 		Serials: []libvirtxml.DomainSerial{
 			{Source: null, Target: &libvirtxml.DomainSerialTarget{Type: "isa-serial", Port: &port}},
 			{
-				Source: null, Target: &libvirtxml.DomainSerialTarget{Type: "isa-debug", Port: &debug, Model: &libvirtxml.DomainSerialTargetModel{Name: "isa-debugcon"}},
+				Source: null, Target: &libvirtxml.DomainSerialTarget{Type: "isa-debug", Port: &debug,
+					Model: &libvirtxml.DomainSerialTargetModel{Name: "isa-debugcon"}},
 				Address: &libvirtxml.DomainAddress{ISA: &libvirtxml.DomainAddressISA{IOBase: &ioport}},
 			},
 		},
 		Channels:   []libvirtxml.DomainChannel{channel(wire.PortName), channel(qgaPort)},
 		Videos:     []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "none"}}},
 		MemBalloon: &libvirtxml.DomainMemBalloon{Model: "virtio", FreePageReporting: "on"},
-		RNGs:       []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}}}},
-		Panics:     []libvirtxml.DomainPanic{{Model: "isa"}},
+		RNGs: []libvirtxml.DomainRNG{{Model: "virtio",
+			Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}}}},
+		Panics: []libvirtxml.DomainPanic{{Model: "isa"}},
 	}
 	if def.SessionPorts {
 		for _, name := range wire.SessionPortNames {
@@ -199,7 +208,8 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 	}
 	if def.VNC {
 		list.Videos[0].Model = libvirtxml.DomainVideoModel{Type: "vga"}
-		list.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{Socket: d.layout.placeholder(def.Name, vncName) + "/" + machine.VNCName}}}
+		list.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{Socket: d.layout.placeholder(def.Name, vncName) + "/" +
+			machine.VNCName}}}
 	}
 	counts := map[machine.Bus]int{}
 	for i, disk := range def.Disks {
@@ -213,14 +223,16 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 		if share.Driver == machine.ShareVirtiofs {
 			list.Filesystems = append(list.Filesystems, libvirtxml.DomainFilesystem{
 				Driver: &libvirtxml.DomainFilesystemDriver{Type: "virtiofs", Queue: 1024},
-				Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Socket: d.layout.placeholder(def.Name, shareName(i))}},
+				Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Socket: d.layout.placeholder(def.Name,
+					shareName(i))}},
 				Target: &libvirtxml.DomainFilesystemTarget{Dir: share.Tag},
 			})
 			continue
 		}
 		fs := libvirtxml.DomainFilesystem{
 			AccessMode: map[machine.ShareDriver]string{machine.Share9p: "squash", machine.Share9pMapped: "mapped"}[share.Driver], MultiDevs: "remap",
-			Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Dir: d.layout.placeholder(def.Name, shareName(i))}},
+			Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Dir: d.layout.placeholder(def.Name,
+				shareName(i))}},
 			Target: &libvirtxml.DomainFilesystemTarget{Dir: share.Tag},
 		}
 		if share.ReadOnly {
@@ -256,7 +268,8 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		// would list them in another order.
 		var zero uint
 		target := uint(nth)
-		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}
+		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target,
+			Unit: &zero}}
 	}
 	if source.LogicalBlock > 0 {
 		disk.BlockIO = &libvirtxml.DomainDiskBlockIO{LogicalBlockSize: uint(source.LogicalBlock), PhysicalBlockSize: uint(source.PhysicalBlock)}

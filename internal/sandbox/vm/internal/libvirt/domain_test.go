@@ -46,11 +46,13 @@ func everything() machine.Definition {
 	d.Kernel, d.Initrd, d.Cmdline = &machine.File{Path: "/k"}, &machine.File{Path: "/i"}, `console=ttyS0 x="<&>"`
 	d.Disks = append(d.Disks,
 		machine.Disk{ID: "cidata", File: machine.File{Path: "/c"}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio},
-		machine.Disk{ID: "data", File: machine.File{Path: "/dev/sdx"}, Format: "raw", Bus: machine.BusSCSI, LogicalBlock: 512, PhysicalBlock: 4096},
+		machine.Disk{ID: "data", File: machine.File{Path: "/dev/sdx"}, Format: "raw", Bus: machine.BusSCSI, LogicalBlock: 512,
+			PhysicalBlock: 4096},
 		machine.Disk{ID: "part", File: machine.File{Path: "/dev/sdy"}, Format: "raw", Offset: 1 << 20, Size: 7 << 20, Bus: machine.BusVirtio})
 	d.NICs = []machine.NIC{{MAC: "02:00:00:00:00:01", MTU: 1400, Netns: "/run/netns/x", Tap: "tap0"}}
 	d.Shares = []machine.Share{
-		{Tag: "code", Path: "/srv/code", Driver: machine.Share9p, ReadOnly: true}, {Tag: "scratch", Path: "/srv/scratch", Driver: machine.Share9pMapped},
+		{Tag: "code", Path: "/srv/code", Driver: machine.Share9p, ReadOnly: true},
+		{Tag: "scratch", Path: "/srv/scratch", Driver: machine.Share9pMapped},
 		{Tag: "db", Path: "/srv/db", Driver: machine.ShareVirtiofs},
 	}
 	return d
@@ -159,7 +161,8 @@ func TestClassify(t *testing.T) {
 }
 
 func TestURI(t *testing.T) {
-	for uri, socket := range map[string]string{"qemu:///system": "", "qemu:///system?socket=/run/x": "/run/x", "qemu+unix:///system?socket=/y": "/y"} {
+	for uri, socket := range map[string]string{"qemu:///system": "", "qemu:///system?socket=/run/x": "/run/x",
+		"qemu+unix:///system?socket=/y": "/y"} {
 		l, err := newLink(uri, nil)
 		require.NoError(t, err, uri)
 		require.Equal(t, socket, l.socket)

@@ -113,7 +113,8 @@ func FindWrapper() (string, error) {
 			return filepath.Abs(found)
 		}
 	}
-	return "", fmt.Errorf("the driver libvirt needs %s, which is neither beside this program nor in PATH: %w", vmwrap.ProgramName, errdefs.ErrNotFound)
+	return "", fmt.Errorf("the driver libvirt needs %s, which is neither beside this program nor in PATH: %w", vmwrap.ProgramName,
+		errdefs.ErrNotFound)
 }
 
 // New returns a driver and starts its tap service. libvirtd need not be running yet. New returns errdefs.ErrNotFound if
@@ -172,7 +173,8 @@ func (c Config) complete() (Config, error) {
 		return c, fmt.Errorf("the driver libvirt does not support vm.accel %q, only kvm and tcg: %w", c.Accel, errdefs.ErrInvalidArgument)
 	}
 	if !filepath.IsAbs(c.Dir) || !filepath.IsAbs(c.Wrapper) || c.Owner == "" {
-		return c, fmt.Errorf("directory %q and wrapper %q must be absolute paths, and owner %q must not be empty: %w", c.Dir, c.Wrapper, c.Owner, errdefs.ErrInvalidArgument)
+		return c, fmt.Errorf("directory %q and wrapper %q must be absolute paths, and owner %q must not be empty: %w", c.Dir, c.Wrapper, c.Owner,
+			errdefs.ErrInvalidArgument)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -355,7 +357,8 @@ func (d *Driver) Undefine(ctx context.Context, name string) error {
 // removeMachine removes the files and the domain of a machine that is not running. It removes the domain last, because
 // Recover finds the machine by its domain.
 func (d *Driver) removeMachine(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
-	if err := errors.Join(d.layout.remove(def.Name), removeRun(def.StateDir), virtiofsd.RemoveLogs(def.StateDir), os.RemoveAll(def.Dir)); err != nil {
+	if err := errors.Join(d.layout.remove(def.Name), removeRun(def.StateDir), virtiofsd.RemoveLogs(def.StateDir),
+		os.RemoveAll(def.Dir)); err != nil {
 		return err
 	}
 	if err := fpUndefined.Hit(ctx); err != nil {

@@ -8,11 +8,11 @@ import (
 	"github.com/containerd/errdefs"
 	golibvirt "github.com/digitalocean/go-libvirt"
 
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 )
 
 // readRing is the monitor command that reads the firmware's ring buffer.
-var readRing = fmt.Sprintf(`{"execute":"ringbuf-read","arguments":{"device":%q,"size":%d}}`, firmwareRing, firmware.RingSize)
+var readRing = fmt.Sprintf(`{"execute":"ringbuf-read","arguments":{"device":%q,"size":%d}}`, firmwareRing, boot.RingSize)
 
 // Firmware implements machine.Driver. As a side effect, libvirt logs that a monitor command taints the domain
 // ("custom-monitor").

@@ -17,7 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/fdpass"
 	"github.com/tripod-run/tripod/internal/process"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
@@ -91,8 +91,8 @@ func (l *launch) add(f *os.File) int {
 	return len(l.files) - 1
 }
 
-// openDisks opens disks, their bases and the flash memory of UEFI. A writable disk gets two descriptors, because libvirt makes QEMU open the disk
-// twice: first read-only, then for writing when the guest's device is attached.
+// openDisks opens disks, their bases and the flash memory of UEFI. A writable disk gets two descriptors, because libvirt makes
+// QEMU open the disk twice: first read-only, then for writing when the guest's device is attached.
 func (l *launch) openDisks(_ context.Context, d *Driver, def machine.Definition) error {
 	for _, disk := range def.Disks {
 		if err := l.openDisk(d.layout.placeholder(def.Name, disk.ID), disk.Path, disk.ReadOnly); err != nil {
@@ -202,7 +202,7 @@ func (l *launch) openConsoles(_ context.Context, _ *Driver, def machine.Definiti
 		return err
 	}
 	l.grant.Serial.Input = l.add(input)
-	l.grant.Rings = []vmwrap.Ring{{ID: firmwareRing, Size: firmware.RingSize}}
+	l.grant.Rings = []vmwrap.Ring{{ID: firmwareRing, Size: boot.RingSize}}
 	sockets := []string{machine.AgentSocket, machine.QGASocket}
 	if def.SessionPorts {
 		sockets = append(sockets, machine.SessionSockets[:]...)

@@ -33,7 +33,8 @@ func TestLibvirtdIsAway(t *testing.T) {
 
 	require.NoError(t, l.Ready())
 	r.Kill()
-	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 10*time.Millisecond, "Ready does not report that libvirtd is down")
+	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 10*time.Millisecond,
+		"Ready does not report that libvirtd is down")
 	consoles[off.Name].Type("poweroff -f")
 	for _, d := range []machine.Definition{killed, off, stays} {
 		require.Equal(t, machine.Running, l.MustState(d.Name).Phase)
@@ -91,9 +92,11 @@ func TestLibvirtdHangs(t *testing.T) {
 	})
 	inTime(t, 10*time.Second, "destroy", nil, func() error { return l.Destroy(t.Context(), up.Name) })
 	require.Equal(t, machine.CauseKilled, l.End(up.Name).Cause)
-	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 100*time.Millisecond, "Ready does not report that libvirtd hangs")
+	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 100*time.Millisecond,
+		"Ready does not report that libvirtd hangs")
 	r.Signal(syscall.SIGCONT)
-	require.Eventually(t, func() bool { return l.Ready() == nil }, machinetest.Patience, 100*time.Millisecond, "Ready does not report that libvirtd answers again")
+	require.Eventually(t, func() bool { return l.Ready() == nil }, machinetest.Patience, 100*time.Millisecond,
+		"Ready does not report that libvirtd answers again")
 	require.Eventually(t, func() bool { return l.Start(t.Context(), started.Name) == nil }, machinetest.Patience, 100*time.Millisecond)
 	machinetest.AwaitLog(t, started, "TRIPOD-GUEST-READY", 1)
 	for _, d := range []machine.Definition{up, started} {
@@ -110,7 +113,8 @@ func TestConfined(t *testing.T) {
 	l.Boot(t, d)
 	proc := filepath.Join("/proc", strconv.Itoa(l.MustState(d.Name).Pid))
 	status := read(t, filepath.Join(proc, "status"))
-	for _, want := range []string{"Uid:\t200001\t200001\t200001\t200001", "Gid:\t200002\t200002\t200002\t200002", "NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"} {
+	for _, want := range []string{"Uid:\t200001\t200001\t200001\t200001", "Gid:\t200002\t200002\t200002\t200002", "NoNewPrivs:\t1",
+		"Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"} {
 		require.Contains(t, status, want)
 	}
 	require.NotContains(t, read(t, filepath.Join(proc, "environ")), "TRIPOD_")

@@ -72,8 +72,10 @@ func (d *Driver) awaitLink(ctx context.Context) error {
 // daemon.
 func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machine.Definition, error) {
 	text, err := ask(ctx, d.link, "read the mark of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
-		text, err := c.DomainGetMetadata(domain, int32(golibvirt.DomainMetadataElement), golibvirt.OptString{metadataURI}, golibvirt.DomainAffectCurrent)
-		if libvirtErr, ok := err.(golibvirt.Error); ok && libvirtErr.Code == uint32(golibvirt.ErrNoDomainMetadata) { //nolint:errorlint // go-libvirt returns it bare
+		text, err := c.DomainGetMetadata(domain, int32(golibvirt.DomainMetadataElement), golibvirt.OptString{metadataURI},
+			golibvirt.DomainAffectCurrent)
+		libvirtErr, ok := err.(golibvirt.Error) //nolint:errorlint // go-libvirt returns it bare
+		if ok && libvirtErr.Code == uint32(golibvirt.ErrNoDomainMetadata) {
 			return "", golibvirt.Error{Code: uint32(golibvirt.ErrNoDomain), Message: libvirtErr.Message}
 		}
 		return text, err
@@ -175,7 +177,8 @@ func (d *Driver) awaitInactive(ctx context.Context, domain golibvirt.Domain) (do
 				return c, err
 			}
 		case <-ctx.Done():
-			return c, fmt.Errorf("domain %s has ended, but libvirtd has not noticed: %w: %w", domain.Name, context.Cause(ctx), errdefs.ErrUnavailable)
+			return c, fmt.Errorf("domain %s has ended, but libvirtd has not noticed: %w: %w", domain.Name, context.Cause(ctx),
+				errdefs.ErrUnavailable)
 		}
 	}
 }

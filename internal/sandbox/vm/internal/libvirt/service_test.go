@@ -25,7 +25,8 @@ func TestGrant(t *testing.T) {
 	fresh := func() (*Driver, *instance) {
 		file, err := os.Open(os.DevNull)
 		require.NoError(t, err)
-		in := &instance{def: def, launch: &launch{secret: "right", files: []*os.File{file}, grant: vmwrap.Grant{Files: []vmwrap.File{{Path: "/p", FDs: []int{0}}}}}}
+		in := &instance{def: def,
+			launch: &launch{secret: "right", files: []*os.File{file}, grant: vmwrap.Grant{Files: []vmwrap.File{{Path: "/p", FDs: []int{0}}}}}}
 		return &Driver{machines: map[string]*instance{def.Name: in}}, in
 	}
 	ask := func(d *Driver, peer fdpass.Peer, r any) (fdpass.Reply, error) {

@@ -71,7 +71,8 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 		err = fpCreated.Hit(ctx)
 	}
 	if err == nil && !in.granted() {
-		err = fmt.Errorf("domain %s is running, but its emulator did not request the machine's descriptors: %w", domain.Name, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("domain %s is running, but its emulator did not request the machine's descriptors: %w", domain.Name,
+			errdefs.ErrFailedPrecondition)
 	}
 	if err == nil {
 		err = in.recordRunning(d)
@@ -144,7 +145,8 @@ func (in *instance) recordStartFailure(ctx context.Context, err error) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	now := time.Now()
-	in.state = machine.State{Phase: machine.Ended, StartedAt: now, FinishedAt: now, Cause: machine.CauseStart, ExitCode: machine.ExitKilled, Message: err.Error()}
+	in.state = machine.State{Phase: machine.Ended, StartedAt: now, FinishedAt: now, Cause: machine.CauseStart, ExitCode: machine.ExitKilled,
+		Message: err.Error()}
 	if in.ended != nil {
 		close(in.ended)
 		in.ended = nil

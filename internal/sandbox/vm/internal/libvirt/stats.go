@@ -25,10 +25,11 @@ func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	records, err := ask(ctx, d.link, "query the statistics of domain "+domain.Name, func(c *golibvirt.Libvirt) ([]golibvirt.DomainStatsRecord, error) {
-		return c.ConnectGetAllDomainStats([]golibvirt.Domain{domain}, uint32(golibvirt.DomainStatsBalloon|golibvirt.DomainStatsBlock),
-			uint32(golibvirt.ConnectGetAllDomainsStatsNowait))
-	})
+	records, err := ask(ctx, d.link, "query the statistics of domain "+domain.Name,
+		func(c *golibvirt.Libvirt) ([]golibvirt.DomainStatsRecord, error) {
+			return c.ConnectGetAllDomainStats([]golibvirt.Domain{domain}, uint32(golibvirt.DomainStatsBalloon|golibvirt.DomainStatsBlock),
+				uint32(golibvirt.ConnectGetAllDomainsStatsNowait))
+		})
 	if err != nil {
 		return machine.Stats{}, err
 	}

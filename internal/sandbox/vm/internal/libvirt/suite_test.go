@@ -42,7 +42,9 @@ type rig struct {
 
 func newRig(t testing.TB) rig {
 	dir := publicTemp(t)
-	return rig{libvirtdtest.Start(t), Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: libvirtdtest.Wrapper(t), Virtiofsd: machinetest.FindVirtiofsd(t), Accel: qemu.AccelTCG, Opener: machinetest.Taps{}, Cgroup: machinetest.Cgroups(t)}}
+	return rig{libvirtdtest.Start(t),
+		Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: libvirtdtest.Wrapper(t), Virtiofsd: machinetest.FindVirtiofsd(t),
+			Accel: qemu.AccelTCG, Opener: machinetest.Taps{}, Cgroup: machinetest.Cgroups(t)}}
 }
 
 // publicTemp returns a directory that every user can enter.

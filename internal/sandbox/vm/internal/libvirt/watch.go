@@ -189,7 +189,8 @@ func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, 
 
 // end returns the final state of a run. libvirt does not report QEMU's exit status, so a failed run has ExitKilled.
 func (r run) end(cause machine.Cause, message string) machine.State {
-	s := machine.State{Phase: machine.Ended, StartedAt: r.StartedAt, FinishedAt: time.Now(), Cause: cause, ExitCode: machine.ExitKilled, Message: message}
+	s := machine.State{Phase: machine.Ended, StartedAt: r.StartedAt, FinishedAt: time.Now(), Cause: cause, ExitCode: machine.ExitKilled,
+		Message: message}
 	switch cause {
 	case machine.CausePowerOff:
 		s.ExitCode = 0

@@ -411,7 +411,7 @@ type Driver interface {
 	// Stats returns statistics of a running machine.
 	Stats(ctx context.Context, name string) (Stats, error)
 	// Firmware returns what the machine's firmware has written to its debug port since the last call. Only the last
-	// firmware.RingSize bytes are kept. If the machine is not running, Firmware returns errdefs.ErrFailedPrecondition.
+	// boot.RingSize bytes are kept. If the machine is not running, Firmware returns errdefs.ErrFailedPrecondition.
 	Firmware(ctx context.Context, name string) (string, error)
 	// Undefine removes a machine. If the machine is running, Undefine destroys it first. Undefine has no effect on an
 	// unknown machine.

@@ -57,7 +57,8 @@ func (m Memory) await(ctx context.Context, last, wanted uint64) (uint64, error) 
 		select {
 		case <-tick.C:
 		case <-stuck.C:
-			return last, fmt.Errorf("the guest has %d bytes of memory instead of %d, and neither takes nor releases more: %w", last, wanted, errdefs.ErrFailedPrecondition)
+			return last, fmt.Errorf("the guest has %d bytes of memory instead of %d, and neither takes nor releases more: %w", last, wanted,
+				errdefs.ErrFailedPrecondition)
 		case <-ctx.Done():
 			return last, fmt.Errorf("the guest has %d bytes of memory instead of %d: %w", last, wanted, context.Cause(ctx))
 		}

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -94,7 +94,8 @@ func build(d machine.Definition, s hostSetup) command {
 		c.disk(d, i, disk, s)
 	}
 	if d.Plug {
-		c.add("-device", "virtio-scsi-pci,id="+plugController, "-device", fmt.Sprintf("pcie-root-port,id=%s,chassis=1,addr=%#x", plugPort, plugSlot))
+		c.add("-device", "virtio-scsi-pci,id="+plugController, "-device",
+			fmt.Sprintf("pcie-root-port,id=%s,chassis=1,addr=%#x", plugPort, plugSlot))
 	}
 	for i, nic := range d.NICs {
 		c.nic(d, i, nic, s)
@@ -143,7 +144,7 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 		"-rtc", "base=utc",
 		// If the firmware finds no boot device, it tries again after this time. It then reports the failure again, in
 		// case a daemon died after it had read the first report.
-		"-boot", fmt.Sprintf("strict=on,reboot-timeout=%d", firmware.RetryTime.Milliseconds()),
+		"-boot", fmt.Sprintf("strict=on,reboot-timeout=%d", boot.RetryTime.Milliseconds()),
 		// A guest that powers off or panics stays paused until the driver has read the reason. A reboot resets the
 		// guest.
 		"-action", "reboot=reset,shutdown=pause,panic=pause",
@@ -152,7 +153,8 @@ func (c *command) machine(d machine.Definition, s hostSetup) {
 	switch {
 	case d.Plug:
 		// QEMU opens the file again, which gives the driver's file to the guest.
-		c.add("-object", fmt.Sprintf("memory-backend-file,id=%s,size=%dM,mem-path=/proc/self/fd/%d,share=on", memoryID, mebibytes(d.BootMemory()), c.inherit(inherited{Kind: kindMemory})))
+		c.add("-object", fmt.Sprintf("memory-backend-file,id=%s,size=%dM,mem-path=/proc/self/fd/%d,share=on", memoryID, mebibytes(d.BootMemory()),
+			c.inherit(inherited{Kind: kindMemory})))
 	case d.HasVirtiofs():
 		c.add("-object", fmt.Sprintf("memory-backend-memfd,id=%s,size=%dM,share=on", memoryID, mebibytes(d.Memory)))
 	}
@@ -181,7 +183,8 @@ func (c *command) growth(d machine.Definition) {
 	if d.Saved != "" {
 		requested = 0
 	}
-	c.add("-object", fmt.Sprintf("memory-backend-file,id=%s,size=%d,mem-path=/proc/self/fd/%d,share=on,reserve=off", growthMemory, growthRegion(d), c.inherit(inherited{Kind: kindGrowth})),
+	c.add("-object", fmt.Sprintf("memory-backend-file,id=%s,size=%d,mem-path=/proc/self/fd/%d,share=on,reserve=off", growthMemory,
+		growthRegion(d), c.inherit(inherited{Kind: kindGrowth})),
 		"-device", fmt.Sprintf("virtio-mem-pci,id=%s,memdev=%s,requested-size=%d", growthID, growthMemory, requested))
 }
 
@@ -214,8 +217,8 @@ func (c *command) consoles(d machine.Definition) {
 	c.add("-mon", "chardev=monitor,mode=control")
 	c.Standard = [2]inherited{{Kind: kindPipe, Path: filepath.Join(d.Dir, machine.SerialInput)}, {Kind: kindAppend, Path: d.SerialLog}}
 	c.add("-chardev", "stdio,id=serial,signal=off", "-device", "isa-serial,chardev=serial", "-device", "virtio-serial-pci,id=ports")
-	c.add("-chardev", fmt.Sprintf("ringbuf,id=%s,size=%d", firmwareRing, firmware.RingSize),
-		"-device", fmt.Sprintf("isa-debugcon,iobase=%#x,chardev=%s", firmware.Port, firmwareRing))
+	c.add("-chardev", fmt.Sprintf("ringbuf,id=%s,size=%d", firmwareRing, boot.RingSize),
+		"-device", fmt.Sprintf("isa-debugcon,iobase=%#x,chardev=%s", boot.Port, firmwareRing))
 	socket("agent", machine.AgentSocket)
 	c.add("-device", "virtserialport,bus=ports.0,chardev=agent,name="+wire.PortName)
 	socket("qga", machine.QGASocket)
@@ -282,7 +285,8 @@ func (c *command) node(disk machine.Disk, backing any, s hostSetup) {
 		file["locking"] = "off"
 	}
 	c.blockdev(file)
-	node := map[string]any{"driver": disk.Format, "node-name": disk.ID, "file": disk.ID + "-file", "read-only": disk.ReadOnly, "discard": "unmap"}
+	node := map[string]any{"driver": disk.Format, "node-name": disk.ID, "file": disk.ID + "-file", "read-only": disk.ReadOnly,
+		"discard": "unmap"}
 	if disk.Format == "qcow2" {
 		node["backing"] = backing
 	}

@@ -46,7 +46,8 @@ func TestGoldenCommands(t *testing.T) {
 			d.Disks[0].Bus = machine.BusSCSI
 			d.Disks = append(d.Disks,
 				machine.Disk{ID: "cidata", File: machine.File{Path: "/cidata.iso"}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio},
-				machine.Disk{ID: "disk0", File: machine.File{Path: "/dev/vdz"}, Format: "raw", Bus: machine.BusSCSI, LogicalBlock: 512, PhysicalBlock: 4096},
+				machine.Disk{ID: "disk0", File: machine.File{Path: "/dev/vdz"}, Format: "raw", Bus: machine.BusSCSI, LogicalBlock: 512,
+					PhysicalBlock: 4096},
 				machine.Disk{ID: "part", File: machine.File{Path: "/dev/vdy"}, Format: "raw", Offset: 1 << 20, Size: 7 << 20, Bus: machine.BusVirtio},
 				machine.Disk{
 					ID: "disk1", File: machine.File{Path: "/a,b.qcow2"}, Format: "qcow2", ReadOnly: true, Bus: machine.BusVirtio,
@@ -60,13 +61,15 @@ func TestGoldenCommands(t *testing.T) {
 		}, host},
 		"saved": {func(d *machine.Definition) {
 			d.Plug, d.Saved = true, "/templates/one"
-			d.NICs = []machine.NIC{{MAC: "0a:00:00:00:00:01", MTU: 1450, Netns: "/netns", Tap: "tap0"}, {MAC: "0a:00:00:00:00:02", Netns: "/netns", Tap: "tap1"}}
+			d.NICs = []machine.NIC{{MAC: "0a:00:00:00:00:01", MTU: 1450, Netns: "/netns", Tap: "tap0"},
+				{MAC: "0a:00:00:00:00:02", Netns: "/netns", Tap: "tap1"}}
 			d.Shares = []machine.Share{{Tag: "share0", Path: "/shared", Driver: machine.ShareVirtiofs}}
 		}, host},
 		"saved2": {func(d *machine.Definition) {
 			d.Plug, d.Saved = true, "/templates/two"
 			d.NICs = []machine.NIC{{MAC: "0a:00:00:00:00:01", Netns: "/netns", Tap: "tap0"}}
-			d.Shares = []machine.Share{{Tag: "share0", Path: "/a", Driver: machine.ShareVirtiofs}, {Tag: "share1", Path: "/b", Driver: machine.ShareVirtiofs}}
+			d.Shares = []machine.Share{{Tag: "share0", Path: "/a", Driver: machine.ShareVirtiofs},
+				{Tag: "share1", Path: "/b", Driver: machine.ShareVirtiofs}}
 		}, host},
 		"growth": {func(d *machine.Definition) {
 			d.Plug, d.Memory, d.Growth = true, 259<<20, &machine.Growth{Boot: 128 << 20, Memory: 4<<30 + 1<<20, CPUs: 8}
@@ -88,10 +91,13 @@ func TestGoldenCommands(t *testing.T) {
 		}, host},
 		"everything": {func(d *machine.Definition) {
 			d.CPUs, d.CPUModel, d.VNC = 4, "host-model", true
-			d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 1450, Netns: "/run/netns/a", Tap: "tap0"}, {MAC: "52:54:00:12:34:57", Netns: "/run/netns/a", Tap: "tap1"}}
+			d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 1450, Netns: "/run/netns/a", Tap: "tap0"},
+				{MAC: "52:54:00:12:34:57", Netns: "/run/netns/a", Tap: "tap1"}}
 			d.Shares = []machine.Share{
-				{Tag: "data", Path: "/srv/a,b", Driver: machine.Share9p}, {Tag: "config", Path: "/srv/config", Driver: machine.Share9pMapped, ReadOnly: true},
-				{Tag: "db", Path: "/srv/db", Driver: machine.ShareVirtiofs}, {Tag: "secret", Path: "/srv/secret", Driver: machine.ShareVirtiofs, ReadOnly: true},
+				{Tag: "data", Path: "/srv/a,b", Driver: machine.Share9p},
+				{Tag: "config", Path: "/srv/config", Driver: machine.Share9pMapped, ReadOnly: true},
+				{Tag: "db", Path: "/srv/db", Driver: machine.ShareVirtiofs},
+				{Tag: "secret", Path: "/srv/secret", Driver: machine.ShareVirtiofs, ReadOnly: true},
 			}
 		}, hostSetup{Accel: AccelKVM, VhostNet: true, Block: host.Block}},
 	} {
@@ -150,7 +156,8 @@ func TestNothingLeaksIntoOptions(t *testing.T) {
 	d := plain()
 	d.Disks[0].Path = "/evil,readonly=off"
 	d.UEFI = &machine.UEFI{Code: machine.File{Path: "/evil,unit=1"}, Vars: machine.FilePart{File: machine.File{Path: "/evil,unit=0"}}}
-	d.Shares = []machine.Share{{Tag: "x", Path: "/evil,security_model=passthrough", Driver: machine.Share9p}, {Tag: "y", Path: "/evil,fd=0", Driver: machine.ShareVirtiofs}}
+	d.Shares = []machine.Share{{Tag: "x", Path: "/evil,security_model=passthrough", Driver: machine.Share9p},
+		{Tag: "y", Path: "/evil,fd=0", Driver: machine.ShareVirtiofs}}
 	d.SerialLog = "/evil,path=/etc/shadow"
 	for _, arg := range build(d, hostSetup{Block: func(string) bool { return false }}).Args {
 		if strings.Contains(arg, "evil") || strings.Contains(arg, "/run/vm") || strings.Contains(arg, "/var/lib") {
@@ -244,7 +251,8 @@ func TestMarks(t *testing.T) {
 		t.Error("isCommandOf(its own command line) = false, want true")
 	}
 	other := strings.Repeat("f", 64)
-	for _, line := range []string{"", "/bin/sh\x00-c\x00echo guest=tripod-" + d.Name + ",x\x00", "qemu\x00-name\x00guest=tripod-" + other + ",x\x00"} {
+	for _, line := range []string{"", "/bin/sh\x00-c\x00echo guest=tripod-" + d.Name + ",x\x00",
+		"qemu\x00-name\x00guest=tripod-" + other + ",x\x00"} {
 		if isCommandOf([]byte(line), d.Name) {
 			t.Errorf("isCommandOf(%q) = true, want false", line)
 		}

@@ -69,7 +69,8 @@ func TestConfined(t *testing.T) {
 	if err := errors.Join(err, kernelErr); err != nil {
 		t.Fatal(err)
 	}
-	allowed := []string{"socket:", "anon_inode:", "/dev/null", "/memfd:", "pipe:", "/dev/urandom", kernel, ours, filepath.Dir(ours), "/dev/shm"}
+	allowed := []string{"socket:", "anon_inode:", "/dev/null", "/memfd:", "pipe:", "/dev/urandom", kernel, ours, filepath.Dir(ours),
+		"/dev/shm"}
 	for _, fd := range fds {
 		target, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
 		if err != nil {
@@ -116,7 +117,8 @@ func TestShares(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d.Shares = []machine.Share{{Tag: "tripod:0", Path: rw, Driver: machine.Share9p}, {Tag: "tripod:1", Path: ro, Driver: machine.Share9p, ReadOnly: true}, {Tag: "tripod:2", Path: mapped, Driver: machine.Share9pMapped}}
+	d.Shares = []machine.Share{{Tag: "tripod:0", Path: rw, Driver: machine.Share9p},
+		{Tag: "tripod:1", Path: ro, Driver: machine.Share9p, ReadOnly: true}, {Tag: "tripod:2", Path: mapped, Driver: machine.Share9pMapped}}
 	console := l.Boot(t, d)
 	console.Type("for t in rw ro; do mkdir -p /$t; [ $t = rw ] && tag=tripod:0 || tag=tripod:1; mount -t 9p -o trans=virtio,version=9p2000.L $tag /$t; cat /$t/secret; echo new >/$t/new; done; " +
 		"mkdir /rw/sub; chmod 750 /rw/sub; mv /rw/new /rw/sub/; sync; ls -ln /rw /ro; echo shares-$((40+2))")

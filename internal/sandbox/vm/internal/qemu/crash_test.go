@@ -98,7 +98,8 @@ func TestKilledAnywhere(t *testing.T) {
 			}
 			root := filepath.Join(t.TempDir(), "qemu")
 			s.New = driverOver(root)
-			die(t, point, victim{Root: root, Virtiofsd: machinetest.FindVirtiofsd(t), Definition: d, Cgroups: machinetest.Cgroups(t), Calls: p.calls})
+			die(t, point, victim{Root: root, Virtiofsd: machinetest.FindVirtiofsd(t), Definition: d, Cgroups: machinetest.Cgroups(t),
+				Calls: p.calls})
 			l := s.Begin(t, d.Name)
 			defer l.Close()
 			found, there := l.Found[d.Name]

@@ -23,7 +23,8 @@ func Doctor(ctx context.Context, cfg Config) []health.Finding {
 }
 
 func accelFinding(ctx context.Context, cfg Config) health.Finding {
-	f := health.Finding{Subject: "vm acceleration", Remedy: "machines run without it, many times slower; use a host with hardware virtualization and a group that may open /dev/kvm"}
+	f := health.Finding{Subject: "vm acceleration",
+		Remedy: "machines run without it, many times slower; use a host with hardware virtualization and a group that may open /dev/kvm"}
 	if cfg.Accel == AccelTCG {
 		f.OK, f.Detail = true, "none (vm.accel is tcg)"
 		return f
@@ -38,7 +39,8 @@ func accelFinding(ctx context.Context, cfg Config) health.Finding {
 }
 
 func vhostFinding() health.Finding {
-	f := health.Finding{Subject: "vhost-net", OK: fileExists(vhostNet), Detail: vhostNet, Remedy: "modprobe vhost_net; without it, packets go through QEMU"}
+	f := health.Finding{Subject: "vhost-net", OK: fileExists(vhostNet), Detail: vhostNet,
+		Remedy: "modprobe vhost_net; without it, packets go through QEMU"}
 	if !f.OK {
 		f.Detail = vhostNet + " does not exist"
 	}

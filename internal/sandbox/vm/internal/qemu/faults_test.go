@@ -130,7 +130,8 @@ func TestV2NoKVM(t *testing.T) {
 			}
 		})
 	}
-	if v := verdictOf(t, Config{Root: filepath.Join(t.TempDir(), "auto"), UID: 200001, GID: 200001, Logger: logger(t)}); v.Accel != AccelTCG || !strings.HasPrefix(v.Why, "KVM: ") {
+	if v := verdictOf(t, Config{Root: filepath.Join(t.TempDir(), "auto"), UID: 200001, GID: 200001, Logger: logger(t)}); v.Accel != AccelTCG ||
+		!strings.HasPrefix(v.Why, "KVM: ") {
 		t.Errorf("verdict = %+v, want tcg with a reason that begins with \"KVM: \"", v)
 	}
 	s := subject(t)

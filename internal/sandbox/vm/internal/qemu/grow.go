@@ -96,7 +96,8 @@ func (d *Driver) AddCPUs(ctx context.Context, name string, cpus int) error {
 		return err
 	}
 	if !kvm.Enabled && !canAddEmulated(def) {
-		return fmt.Errorf("machine %.64s is emulated and has %d CPUs; only one with a single CPU gets more: %w", name, def.CPUs, errdefs.ErrNotImplemented)
+		return fmt.Errorf("machine %.64s is emulated and has %d CPUs; only one with a single CPU gets more: %w", name, def.CPUs,
+			errdefs.ErrNotImplemented)
 	}
 	var slots []struct {
 		Type   string         `json:"type"`

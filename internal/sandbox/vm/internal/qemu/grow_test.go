@@ -81,7 +81,8 @@ func TestGrowRefused(t *testing.T) {
 		destroy(t, l, d)
 	}
 	for name, g := range map[string]machine.Growth{
-		"no memory at boot": {Memory: 1 << 30, CPUs: 1}, "no room": {Boot: 128 << 20, Memory: 128 << 20, CPUs: 1}, "fewer CPUs": {Boot: 64 << 20, Memory: 1 << 30},
+		"no memory at boot": {Memory: 1 << 30, CPUs: 1}, "no room": {Boot: 128 << 20, Memory: 128 << 20, CPUs: 1},
+		"fewer CPUs":   {Boot: 64 << 20, Memory: 1 << 30},
 		"more at boot": {Boot: 256 << 20, Memory: 1 << 30, CPUs: 1}, "too many CPUs": {Boot: 64 << 20, Memory: 1 << 30, CPUs: 1000},
 	} {
 		d := s.Definition(t)

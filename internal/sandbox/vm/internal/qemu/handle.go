@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
@@ -176,7 +176,7 @@ func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
 		return "", err
 	}
 	var output string
-	err = r.ask(ctx, "ringbuf-read", map[string]any{"device": firmwareRing, "size": firmware.RingSize}, &output)
+	err = r.ask(ctx, "ringbuf-read", map[string]any{"device": firmwareRing, "size": boot.RingSize}, &output)
 	return output, err
 }
 

@@ -42,7 +42,8 @@ func (d *Driver) Plug(ctx context.Context, name string, disk machine.PlugDisk) e
 		return fmt.Errorf("plug in a disk: %w", err)
 	}
 	device := map[string]any{
-		"driver": "scsi-hd", "bus": plugController + ".0", "lun": disk.LUN, "drive": node, "id": "disk-" + node, "serial": cmp.Or(disk.Serial, node),
+		"driver": "scsi-hd", "bus": plugController + ".0", "lun": disk.LUN, "drive": node, "id": "disk-" + node,
+		"serial": cmp.Or(disk.Serial, node),
 	}
 	if disk.LogicalBlock > 0 {
 		device["logical_block_size"], device["physical_block_size"] = disk.LogicalBlock, disk.PhysicalBlock
@@ -159,7 +160,8 @@ func (r *run) plugNode(ctx context.Context, node string, disk machine.PlugDisk) 
 	}
 	err = r.ask(ctx, "blockdev-add", map[string]any{
 		"driver": "raw", "node-name": node, "read-only": disk.ReadOnly, "discard": "unmap",
-		"file": map[string]any{"driver": driver, "filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "read-only": disk.ReadOnly, "discard": "unmap"},
+		"file": map[string]any{"driver": driver, "filename": fmt.Sprintf("/dev/fdset/%d", set.ID), "read-only": disk.ReadOnly,
+			"discard": "unmap"},
 	}, nil)
 	if err != nil {
 		return errors.Join(err, r.ask(context.WithoutCancel(ctx), "remove-fd", map[string]any{"fdset-id": set.ID}, nil))

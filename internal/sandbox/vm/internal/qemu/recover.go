@@ -136,7 +136,8 @@ func (h *handle) recover(ctx context.Context) error {
 		}
 		p.Close()
 		return errors.Join(err, h.killLeftovers(ctx, h.def), h.endShares(ctx), h.set(func(rec *record) {
-			rec.Step, rec.FinishedAt, rec.Cause, rec.ExitCode, rec.Message = stepEnded, time.Now(), machine.CauseUnknown, machine.ExitKilled, "the node was restarted"
+			rec.Step, rec.FinishedAt, rec.Cause, rec.ExitCode, rec.Message = stepEnded, time.Now(), machine.CauseUnknown, machine.ExitKilled,
+				"the node was restarted"
 		}))
 	}
 	if errdefs.IsNotFound(err) {

@@ -53,7 +53,8 @@ func (d *Driver) SaveKey(ctx context.Context, def machine.Definition) (string, e
 		return "", err
 	}
 	shape := machine.Definition{
-		CPUs: def.CPUs, CPUModel: def.CPUModel, Memory: def.BootMemory(), Growth: def.Growth, Cmdline: def.Cmdline, SessionPorts: def.SessionPorts, Plug: def.Plug, VNC: def.VNC,
+		CPUs: def.CPUs, CPUModel: def.CPUModel, Memory: def.BootMemory(), Growth: def.Growth, Cmdline: def.Cmdline,
+		SessionPorts: def.SessionPorts, Plug: def.Plug, VNC: def.VNC,
 	}
 	parts := []string{fmt.Sprint(recordVersion), d.cfg.verdictKey(), verdict.Accel}
 	files := []string{d.cfg.Emulator}
@@ -292,7 +293,8 @@ func (h *handle) fillMemory(ctx context.Context, def machine.Definition, memory 
 		return refusedIfMissing(err)
 	}
 	if string(saved) != key {
-		return fmt.Errorf("%w: the machine in %s was saved by another QEMU, on another processor or with other devices: %w", machine.ErrRefused, def.Saved, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%w: the machine in %s was saved by another QEMU, on another processor or with other devices: %w", machine.ErrRefused,
+			def.Saved, errdefs.ErrFailedPrecondition)
 	}
 	from, err := os.Open(filepath.Join(def.Saved, savedMemory))
 	if err != nil {
@@ -302,7 +304,8 @@ func (h *handle) fillMemory(ctx context.Context, def machine.Definition, memory 
 	if info, err := from.Stat(); err != nil {
 		return err
 	} else if want := int64(mebibytes(def.BootMemory()) << 20); info.Size() != want {
-		return fmt.Errorf("%w: the memory in %s has %d bytes, not %d: %w", machine.ErrRefused, def.Saved, info.Size(), want, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%w: the memory in %s has %d bytes, not %d: %w", machine.ErrRefused, def.Saved, info.Size(), want,
+			errdefs.ErrFailedPrecondition)
 	}
 	var words bytes.Buffer
 	cmd := exec.Command(copySparse[0], copySparse[1], "/proc/self/fd/3", "/proc/self/fd/4")

@@ -17,7 +17,8 @@ import (
 )
 
 // saved boots a machine, lets it run a command, saves it and destroys it. It returns the definition, to which Saved is set.
-func saved(t *testing.T, s machinetest.Subject, l *machinetest.Life, command string, changes ...func(*machine.Definition)) machine.Definition {
+func saved(t *testing.T, s machinetest.Subject, l *machinetest.Life, command string,
+	changes ...func(*machine.Definition)) machine.Definition {
 	t.Helper()
 	d := s.Definition(t)
 	d.Plug = true

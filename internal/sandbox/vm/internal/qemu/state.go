@@ -65,7 +65,8 @@ type record struct {
 }
 
 func (r record) state() machine.State {
-	s := machine.State{Phase: machine.Defined, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, Cause: r.Cause, ExitCode: r.ExitCode, Message: r.Message}
+	s := machine.State{Phase: machine.Defined, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, Cause: r.Cause, ExitCode: r.ExitCode,
+		Message: r.Message}
 	switch r.Step {
 	case stepRunning:
 		s.Phase, s.Pid = machine.Running, r.Process.Pid

@@ -25,7 +25,8 @@ func subject(t *testing.T) machinetest.Subject {
 
 func driverOver(root string) func(t testing.TB) machine.Driver {
 	return func(t testing.TB) machine.Driver {
-		d, err := New(Config{Root: root, Virtiofsd: machinetest.FindVirtiofsd(t), Accel: AccelTCG, Opener: machinetest.Taps{}, Cgroup: machinetest.Cgroups(t), Logger: logger(t)})
+		d, err := New(Config{Root: root, Virtiofsd: machinetest.FindVirtiofsd(t), Accel: AccelTCG, Opener: machinetest.Taps{},
+			Cgroup: machinetest.Cgroups(t), Logger: logger(t)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -60,7 +60,8 @@ func Validate(d machine.Definition) error {
 	}
 	if d.UEFI != nil {
 		if vars := d.UEFI.Vars; !besideRoot(vars, d.Disks) {
-			return refuse("the UEFI variables, %d bytes at %d of %s, are neither a whole file nor whole sectors beside the root disk", vars.Size, vars.Offset, vars.Path)
+			return refuse("the UEFI variables, %d bytes at %d of %s, are neither a whole file nor whole sectors beside the root disk", vars.Size,
+				vars.Offset, vars.Path)
 		}
 	}
 	if d.Saved != "" {
@@ -79,7 +80,8 @@ func Validate(d machine.Definition) error {
 // canGrow reports whether a machine's growth is that of a machine that QEMU can make.
 func canGrow(d machine.Definition) bool {
 	g := d.Growth
-	return d.Plug && g.Boot >= 1<<20 && g.Boot <= d.Memory && d.Memory <= g.Memory && growthRegion(d) > 0 && d.CPUs <= g.CPUs && g.CPUs <= maxCPUs
+	return d.Plug && g.Boot >= 1<<20 && g.Boot <= d.Memory && d.Memory <= g.Memory && growthRegion(d) > 0 && d.CPUs <= g.CPUs &&
+		g.CPUs <= maxCPUs
 }
 
 // besideRoot reports whether the UEFI variables are a whole file, or whole sectors of the root disk's device in front of
@@ -120,7 +122,8 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 		case disk.Bus == machine.BusCDROM && (i > 0 || disk.Format != "raw" || !disk.ReadOnly):
 			return refuse("disk %s: a CD-ROM must be the first disk, raw and read-only", disk.ID)
 		case (disk.Offset != 0 || disk.Size != 0) && (disk.Format != "raw" || disk.Size == 0 || disk.Offset%512 != 0 || disk.Size%512 != 0):
-			return refuse("disk %s: offset and size need format raw and whole sectors, not %d bytes at %d in format %s", disk.ID, disk.Size, disk.Offset, disk.Format)
+			return refuse("disk %s: offset and size need format raw and whole sectors, not %d bytes at %d in format %s", disk.ID, disk.Size,
+				disk.Offset, disk.Format)
 		case disk.Base != nil && disk.Format != "qcow2":
 			return refuse("disk %s: only a qcow2 image can have a base", disk.ID)
 		case disk.Base != nil && disk.Base.Format != "qcow2" && disk.Base.Format != "raw":

@@ -306,7 +306,8 @@ func (h *handle) destroy(ctx context.Context) error {
 	case <-r.recorded:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("machine %.64s (pid %d) was killed but has not ended: %w (%w)", h.name, r.proc.Pid, context.Cause(ctx), errdefs.ErrUnavailable)
+		return fmt.Errorf("machine %.64s (pid %d) was killed but has not ended: %w (%w)", h.name, r.proc.Pid, context.Cause(ctx),
+			errdefs.ErrUnavailable)
 	case <-h.d.ctx.Done():
 		return fmt.Errorf("the driver is closed: %w", errdefs.ErrUnavailable)
 	}

@@ -62,20 +62,23 @@ func TestVerdicts(t *testing.T) {
 		code  int32
 		says  string
 	}{
-		"power-off":             {record{Verdict: machine.CausePowerOff, Killing: true}, nil, true, machine.CausePowerOff, 0, "turned itself off"},
-		"panic":                 {record{Verdict: machine.CausePanic}, nil, false, machine.CausePanic, 134, "panicked"},
-		"QEMU's own error":      {record{Verdict: machine.CauseFailed}, nil, false, machine.CauseFailed, 255, "out of ?[1mluck"},
-		"killed by us":          {record{Killing: true}, nil, true, machine.CauseKilled, 137, "killed"},
-		"out of memory":         {record{}, nil, true, machine.CauseOOM, 137, "out of memory"},
-		"unknown":               {record{}, nil, false, machine.CauseFailed, 137, "unknown reason"},
-		"a signal":              {record{}, &run{statusKnown: true, status: unix.WaitStatus(unix.SIGSEGV)}, false, machine.CauseFailed, 139, "segmentation fault"},
+		"power-off": {record{Verdict: machine.CausePowerOff, Killing: true}, nil, true, machine.CausePowerOff, 0,
+			"turned itself off"},
+		"panic":            {record{Verdict: machine.CausePanic}, nil, false, machine.CausePanic, 134, "panicked"},
+		"QEMU's own error": {record{Verdict: machine.CauseFailed}, nil, false, machine.CauseFailed, 255, "out of ?[1mluck"},
+		"killed by us":     {record{Killing: true}, nil, true, machine.CauseKilled, 137, "killed"},
+		"out of memory":    {record{}, nil, true, machine.CauseOOM, 137, "out of memory"},
+		"unknown":          {record{}, nil, false, machine.CauseFailed, 137, "unknown reason"},
+		"a signal": {record{}, &run{statusKnown: true, status: unix.WaitStatus(unix.SIGSEGV)}, false, machine.CauseFailed, 139,
+			"segmentation fault"},
 		"an exit code":          {record{}, &run{statusKnown: true, status: 3 << 8}, false, machine.CauseFailed, 3, "code 3"},
 		"ended on request":      {record{}, &run{statusKnown: true}, false, machine.CauseFailed, 255, "by itself"},
 		"while it was starting": {record{Step: stepStarting}, &run{statusKnown: true, status: 1 << 8}, false, machine.CauseStart, 1, "luck"},
 	} {
 		c.rec.StartedAt = started
 		got := endedRecord(c.rec, c.run, c.oom, log)
-		if got.Step != stepEnded || got.Cause != c.cause || got.ExitCode != c.code || !strings.Contains(got.Message, c.says) || got.FinishedAt.Before(started) {
+		if got.Step != stepEnded || got.Cause != c.cause || got.ExitCode != c.code || !strings.Contains(got.Message, c.says) ||
+			got.FinishedAt.Before(started) {
 			t.Errorf("endedRecord (%s) = %+v, want cause %s, code %d, a message with %q", name, got, c.cause, c.code, c.says)
 		}
 	}

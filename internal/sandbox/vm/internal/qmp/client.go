@@ -159,7 +159,8 @@ func (c *Client) forget(id uint64) {
 	delete(c.pending, id)
 }
 
-// write sends a line, with a file unless it is nil. If it can send only a part, it closes the connection, because the next line would be garbled.
+// write sends a line, with a file unless it is nil. If it can send only a part, it closes the connection, because the next line
+// would be garbled.
 func (c *Client) write(ctx context.Context, line []byte, file *os.File) error {
 	select {
 	case c.writing <- struct{}{}:

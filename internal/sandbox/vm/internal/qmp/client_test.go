@@ -282,7 +282,8 @@ func TestBadGreetings(t *testing.T) {
 
 // FuzzReader: no input makes the client panic or hang.
 func FuzzReader(f *testing.F) {
-	f.Add([]byte(greeting + "\r\n" + `{"return": {}, "id": 1}` + "\n" + `{"event": "STOP", "timestamp": {"seconds": -1}}` + "\n" + `{"return": [], "id": 2}`))
+	f.Add([]byte(greeting + "\r\n" + `{"return": {}, "id": 1}` + "\n" + `{"event": "STOP", "timestamp": {"seconds": -1}}` + "\n" +
+		`{"return": [], "id": 2}`))
 	f.Add([]byte(greeting + "\n" + `{"error": {"class": "GenericError", "desc": ""}, "id": 1}`))
 	f.Add([]byte("{}\n\n\r\n{\"QMP\":null}"))
 	f.Fuzz(func(t *testing.T, raw []byte) {

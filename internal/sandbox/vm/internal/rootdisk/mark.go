@@ -71,7 +71,8 @@ func decode(raw []byte) (m mark, found bool, err error) {
 		return m, true, err
 	}
 	if m.Version != version || m.Stage != stageWriting && m.Stage != stageComplete {
-		return m, true, fmt.Errorf("the mark of its root disk has the unknown version %d or stage %d: %w", m.Version, m.Stage, errdefs.ErrFailedPrecondition)
+		return m, true, fmt.Errorf("the mark of its root disk has the unknown version %d or stage %d: %w", m.Version, m.Stage,
+			errdefs.ErrFailedPrecondition)
 	}
 	return m, true, nil
 }

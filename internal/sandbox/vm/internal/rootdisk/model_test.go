@@ -90,7 +90,8 @@ func image(seed uint64, size int) Source {
 	for at := 0; at+chunk/2 <= size; at += 2 * chunk {
 		_, _ = random.Read(disk[at : at+chunk/2])
 	}
-	return Source{Image: "image of " + string(rune('a'+seed)), File: bytes.NewReader(disk), FileSize: int64(size), Format: "raw", Size: uint64(size)}
+	return Source{Image: "image of " + string(rune('a'+seed)), File: bytes.NewReader(disk), FileSize: int64(size), Format: "raw",
+		Size: uint64(size)}
 }
 
 func (s Source) bytes(t *testing.T) []byte {

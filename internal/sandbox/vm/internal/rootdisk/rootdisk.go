@@ -83,7 +83,8 @@ func Check(path, id string, vars uint64) error {
 	defer dev.Close()
 	m, err := checkedMark(dev, id)
 	if err == nil && vars > 0 && m.VarsSize != vars {
-		err = fmt.Errorf("its UEFI variables have %d bytes, but had %d when the container was created: %w", m.VarsSize, vars, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("its UEFI variables have %d bytes, but had %d when the container was created: %w", m.VarsSize, vars,
+			errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
 		return fmt.Errorf("root disk %s: %w", path, err)

@@ -109,7 +109,8 @@ func TestPrepareQCOW2(t *testing.T) {
 // TestPrepareRefused: Prepare does not touch a device that has content, is too small, or is no block device.
 func TestPrepareRefused(t *testing.T) {
 	src := image(1, 3*chunk)
-	dirt := map[string]int64{"a partition table": 512, "a file system": 0x10040, "data where the disk would begin": Offset + 7, "a backup at the end": 8*chunk - 512}
+	dirt := map[string]int64{"a partition table": 512, "a file system": 0x10040, "data where the disk would begin": Offset + 7,
+		"a backup at the end": 8*chunk - 512}
 	for name, at := range dirt {
 		device, file := loop(t, 8*chunk)
 		f, err := os.OpenFile(device, os.O_WRONLY, 0)
@@ -121,7 +122,8 @@ func TestPrepareRefused(t *testing.T) {
 		before, err := os.ReadFile(file)
 		check(t, err)
 		for _, over := range []Overwrite{OverwriteNever, ""} {
-			if _, err := Prepare(t.Context(), device, src, over); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "root-device-overwrite") {
+			if _, err := Prepare(t.Context(), device, src, over); !errdefs.IsFailedPrecondition(err) ||
+				!strings.Contains(err.Error(), "root-device-overwrite") {
 				t.Errorf("Prepare over %s: got error %v, want ErrFailedPrecondition that names the annotation", name, err)
 			}
 		}
@@ -153,7 +155,8 @@ func TestPrepareInUse(t *testing.T) {
 	device, _ := loop(t, 8*chunk)
 	mounted, err := os.OpenFile(device, os.O_RDWR|unix.O_EXCL, 0)
 	check(t, err)
-	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "mounted") {
+	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "mounted") {
 		t.Errorf("Prepare of a device that is open exclusively: got error %v, want ErrFailedPrecondition", err)
 	}
 	check(t, mounted.Close())
@@ -161,7 +164,8 @@ func TestPrepareInUse(t *testing.T) {
 	check(t, err)
 	defer used.Close()
 	check(t, unix.FcntlFlock(used.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: 201, Len: 1}))
-	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "in use by a machine") {
+	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) ||
+		!strings.Contains(err.Error(), "in use by a machine") {
 		t.Errorf("Prepare of a device that QEMU has locked: got error %v, want ErrFailedPrecondition", err)
 	}
 }

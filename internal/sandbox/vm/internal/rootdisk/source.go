@@ -88,7 +88,8 @@ func (s Source) open() (step int, read func(n uint64, buf []byte) (zero bool, er
 		}
 		if q.Info().VirtualSize != s.Size {
 			q.Close()
-			return 0, nil, nil, fmt.Errorf("the image's disk has %d bytes, expected %d: %w", q.Info().VirtualSize, s.Size, errdefs.ErrInvalidArgument)
+			return 0, nil, nil, fmt.Errorf("the image's disk has %d bytes, expected %d: %w", q.Info().VirtualSize, s.Size,
+				errdefs.ErrInvalidArgument)
 		}
 		return int(q.Info().ClusterSize), q.ReadCluster, q.Close, nil
 	case "raw":

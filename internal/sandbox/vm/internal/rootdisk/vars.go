@@ -39,7 +39,8 @@ func VarsFit(size int) bool { return size > 0 && size <= maxVars && size%markSiz
 // whole template.
 func KeepVars(ctx context.Context, path, id string, template []byte) (replaced uint64, err error) {
 	if !VarsFit(len(template)) {
-		return 0, fmt.Errorf("root disk %s: a template of %d bytes for the UEFI variables does not fit: %w", path, len(template), errdefs.ErrInvalidArgument)
+		return 0, fmt.Errorf("root disk %s: a template of %d bytes for the UEFI variables does not fit: %w", path, len(template),
+			errdefs.ErrInvalidArgument)
 	}
 	for _, write := range []bool{false, true} { // another machine may use the device, so do not write to it without need
 		dev, err := openDevice(path, write)

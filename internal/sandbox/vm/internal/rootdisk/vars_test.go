@@ -84,7 +84,8 @@ func TestKeepVars(t *testing.T) {
 
 // TestVarsFit: only templates of whole sectors fit that end in front of the guest's disk.
 func TestVarsFit(t *testing.T) {
-	for size, want := range map[int]bool{0: false, 512: true, 1000: false, 128 << 10: true, 540672: true, 768 << 10: true, 768<<10 + 512: false} {
+	for size, want := range map[int]bool{0: false, 512: true, 1000: false, 128 << 10: true, 540672: true, 768 << 10: true,
+		768<<10 + 512: false} {
 		if got := VarsFit(size); got != want {
 			t.Errorf("VarsFit(%d) = %t, want %t", size, got, want)
 		}

@@ -74,23 +74,28 @@ func TestDHCPv4Messages(t *testing.T) {
 		want dhcpv4.MessageType
 		to   string
 	}{
-		"discover":                   {dhcpv4.MessageTypeDiscover, nil, dhcpv4.MessageTypeOffer, "10.1.1.2"},
-		"discover, broadcast":        {dhcpv4.MessageTypeDiscover, []dhcpv4.Modifier{dhcpv4.WithBroadcast(true)}, dhcpv4.MessageTypeOffer, "255.255.255.255"},
-		"relayed discover":           {dhcpv4.MessageTypeDiscover, []dhcpv4.Modifier{dhcpv4.WithGatewayIP(net.IP{10, 9, 9, 9})}, none, ""},
-		"discover of another client": {dhcpv4.MessageTypeDiscover, []dhcpv4.Modifier{dhcpv4.WithHwAddr(net.HardwareAddr{2, 9, 9, 9, 9, 9})}, none, ""},
-		"select":                     {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{requested("10.1.1.2"), server("10.1.1.1")}, dhcpv4.MessageTypeAck, "10.1.1.2"},
-		"select another's offer":     {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{requested("10.1.1.2"), server("10.1.1.9")}, none, ""},
-		"reboot":                     {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{requested("10.1.1.2")}, dhcpv4.MessageTypeAck, "10.1.1.2"},
-		"reboot, stale address":      {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{requested("192.168.0.7")}, dhcpv4.MessageTypeNak, "255.255.255.255"},
-		"renew":                      {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{has("10.1.1.2")}, dhcpv4.MessageTypeAck, "10.1.1.2"},
-		"renew, stale address":       {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{has("10.1.1.77")}, dhcpv4.MessageTypeNak, "255.255.255.255"},
-		"request nothing":            {dhcpv4.MessageTypeRequest, nil, dhcpv4.MessageTypeNak, "255.255.255.255"},
-		"inform":                     {dhcpv4.MessageTypeInform, []dhcpv4.Modifier{has("10.1.1.2")}, dhcpv4.MessageTypeAck, "10.1.1.2"},
-		"decline":                    {dhcpv4.MessageTypeDecline, []dhcpv4.Modifier{requested("10.1.1.2"), server("10.1.1.1")}, none, ""},
-		"release":                    {dhcpv4.MessageTypeRelease, []dhcpv4.Modifier{has("10.1.1.2"), server("10.1.1.1")}, none, ""},
-		"an offer, by the guest":     {dhcpv4.MessageTypeOffer, nil, none, ""},
-		"no message type (BOOTP)":    {none, []dhcpv4.Modifier{dhcpv4.WithoutOption(dhcpv4.OptionDHCPMessageType)}, none, ""},
-		"a reply of another server":  {dhcpv4.MessageTypeAck, []dhcpv4.Modifier{func(d *dhcpv4.DHCPv4) { d.OpCode = dhcpv4.OpcodeBootReply }}, none, ""},
+		"discover": {dhcpv4.MessageTypeDiscover, nil, dhcpv4.MessageTypeOffer, "10.1.1.2"},
+		"discover, broadcast": {dhcpv4.MessageTypeDiscover, []dhcpv4.Modifier{dhcpv4.WithBroadcast(true)}, dhcpv4.MessageTypeOffer,
+			"255.255.255.255"},
+		"relayed discover": {dhcpv4.MessageTypeDiscover, []dhcpv4.Modifier{dhcpv4.WithGatewayIP(net.IP{10, 9, 9, 9})}, none, ""},
+		"discover of another client": {dhcpv4.MessageTypeDiscover, []dhcpv4.Modifier{dhcpv4.WithHwAddr(net.HardwareAddr{2, 9, 9, 9, 9, 9})}, none,
+			""},
+		"select": {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{requested("10.1.1.2"), server("10.1.1.1")},
+			dhcpv4.MessageTypeAck, "10.1.1.2"},
+		"select another's offer": {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{requested("10.1.1.2"), server("10.1.1.9")}, none, ""},
+		"reboot":                 {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{requested("10.1.1.2")}, dhcpv4.MessageTypeAck, "10.1.1.2"},
+		"reboot, stale address": {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{requested("192.168.0.7")}, dhcpv4.MessageTypeNak,
+			"255.255.255.255"},
+		"renew":                   {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{has("10.1.1.2")}, dhcpv4.MessageTypeAck, "10.1.1.2"},
+		"renew, stale address":    {dhcpv4.MessageTypeRequest, []dhcpv4.Modifier{has("10.1.1.77")}, dhcpv4.MessageTypeNak, "255.255.255.255"},
+		"request nothing":         {dhcpv4.MessageTypeRequest, nil, dhcpv4.MessageTypeNak, "255.255.255.255"},
+		"inform":                  {dhcpv4.MessageTypeInform, []dhcpv4.Modifier{has("10.1.1.2")}, dhcpv4.MessageTypeAck, "10.1.1.2"},
+		"decline":                 {dhcpv4.MessageTypeDecline, []dhcpv4.Modifier{requested("10.1.1.2"), server("10.1.1.1")}, none, ""},
+		"release":                 {dhcpv4.MessageTypeRelease, []dhcpv4.Modifier{has("10.1.1.2"), server("10.1.1.1")}, none, ""},
+		"an offer, by the guest":  {dhcpv4.MessageTypeOffer, nil, none, ""},
+		"no message type (BOOTP)": {none, []dhcpv4.Modifier{dhcpv4.WithoutOption(dhcpv4.OptionDHCPMessageType)}, none, ""},
+		"a reply of another server": {dhcpv4.MessageTypeAck, []dhcpv4.Modifier{func(d *dhcpv4.DHCPv4) { d.OpCode = dhcpv4.OpcodeBootReply }},
+			none, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer, f := ask4(t, c.kind, c.with...)
@@ -160,7 +165,8 @@ func TestLongSearch(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := answer.DomainSearch() != nil; got != want {
-			t.Errorf("answer of %[2]d bytes to a client that accepts %[1]d has a search list: %[3]t, want %[4]t", size, len(reply)-etherLen, got, want)
+			t.Errorf("answer of %[2]d bytes to a client that accepts %[1]d has a search list: %[3]t, want %[4]t", size, len(reply)-etherLen, got,
+				want)
 		}
 	}
 }
@@ -176,7 +182,8 @@ func TestDomains(t *testing.T) {
 func ask6(t *testing.T, m *dhcpv6.Message) *dhcpv6.Message {
 	t.Helper()
 	s := newServer6(testInterface(), testMAC, testConfig)
-	request := udp6Frame(groupMAC(allNodes), [6]byte(testMAC), netip.MustParseAddrPort("[fe80::5]:546"), netip.MustParseAddrPort("[ff02::1:2]:547"), m.ToBytes())
+	request := udp6Frame(groupMAC(allNodes), [6]byte(testMAC), netip.MustParseAddrPort("[fe80::5]:546"),
+		netip.MustParseAddrPort("[ff02::1:2]:547"), m.ToBytes())
 	f, ok := parseFrame(request)
 	if !ok || !f.isUDP(dhcp6Server) || udpChecksum(f, request) != 0 {
 		t.Fatal("the request is not a valid frame")
@@ -211,7 +218,8 @@ func TestDHCPv6Messages(t *testing.T) {
 		}
 		return m
 	}
-	if a := ask6(t, solicit); a.Type() != dhcpv6.MessageTypeAdvertise || a.Options.OneIANA().Options.OneAddress().IPv6Addr.String() != "fd01::2" {
+	if a := ask6(t, solicit); a.Type() != dhcpv6.MessageTypeAdvertise ||
+		a.Options.OneIANA().Options.OneAddress().IPv6Addr.String() != "fd01::2" {
 		t.Errorf("answer to solicit = %v, want an advertise with fd01::2", a)
 	}
 	rapid := message(dhcpv6.MessageTypeSolicit)
@@ -254,7 +262,8 @@ func TestRouterAdvertisement(t *testing.T) {
 	i := testInterface()
 	raw := newServer6(i, testMAC, testConfig).advertisement(allNodes, groupMAC(allNodes))
 	f, ok := parseFrame(raw)
-	if !ok || !f.isICMP6(routerAdvert) || checksum(pseudoHeader(f.from, f.to, unix.IPPROTO_ICMPV6, len(f.payload)), f.payload) != 0 || f.from != virtualRouter {
+	if !ok || !f.isICMP6(routerAdvert) || checksum(pseudoHeader(f.from, f.to, unix.IPPROTO_ICMPV6, len(f.payload)), f.payload) != 0 ||
+		f.from != virtualRouter {
 		t.Fatalf("not a valid router advertisement of %s: %x", virtualRouter, raw)
 	}
 	const forever = "\xff\xff\xff\xff"
@@ -294,11 +303,13 @@ func FuzzFrames(f *testing.F) {
 	r := virtualRouter.As16()
 	gateway := netip.MustParseAddr("fd01::1").As16()
 	mac := [6]byte(testMAC)
-	f.Add(udp4Frame(broadcastMAC, mac, netip.MustParseAddrPort("0.0.0.0:68"), netip.MustParseAddrPort("255.255.255.255:67"), discover.ToBytes()))
+	f.Add(udp4Frame(broadcastMAC, mac, netip.MustParseAddrPort("0.0.0.0:68"), netip.MustParseAddrPort("255.255.255.255:67"),
+		discover.ToBytes()))
 	f.Add(udp6Frame(all, mac, netip.AddrPortFrom(guest, 546), netip.AddrPortFrom(allNodes, 547), solicit.ToBytes()))
 	f.Add(icmp6Frame(all, mac, guest, allNodes, []byte{routerSolicit, 0, 0, 0, 0, 0, 0, 0}))
 	f.Add(icmp6Frame(all, mac, guest, allNodes, append([]byte{ndSolicit, 0, 0, 0, 0, 0, 0, 0}, r[:]...)))
-	f.Add(icmp6Frame(all, mac, guest, allNodes, append(append([]byte{ndAdvert, 0, 0, 0, 0x60, 0, 0, 0}, gateway[:]...), option(optTargetAddress, mac[:])...)))
+	f.Add(icmp6Frame(all, mac, guest, allNodes,
+		append(append([]byte{ndAdvert, 0, 0, 0, 0x60, 0, 0, 0}, gateway[:]...), option(optTargetAddress, mac[:])...)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		before := bytes.Clone(data)
 		in, ok := parseFrame(data)

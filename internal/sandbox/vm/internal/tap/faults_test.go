@@ -46,7 +46,8 @@ func TestKilledAnywhere(t *testing.T) {
 				}
 			}
 			n.unwire(id)
-			if out := n.must(r.Netns, "ip", "addr", "show", "dev", "eth0"); !strings.Contains(out, r.IPs[0].String()) || !strings.Contains(out, r.IPs[1].String()) {
+			if out := n.must(r.Netns, "ip", "addr", "show", "dev", "eth0"); !strings.Contains(out, r.IPs[0].String()) ||
+				!strings.Contains(out, r.IPs[1].String()) {
 				t.Errorf("eth0 lacks an address of the pod after Unwire:\n%s", out)
 			}
 		})

@@ -93,12 +93,14 @@ func ensureFilters(h *netlink.Handle, in, out netlink.Link, exceptions []match) 
 			return err
 		}
 		if err := h.QdiscDel(qdisc); err != nil {
-			return fmt.Errorf("remove incomplete filters of %s (does another program use a clsact qdisc on it?): %w: %w", in.Attrs().Name, err, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("remove incomplete filters of %s (does another program use a clsact qdisc on it?): %w: %w", in.Attrs().Name, err,
+				errdefs.ErrFailedPrecondition)
 		}
 		err = h.QdiscAdd(qdisc)
 	}
 	if err != nil {
-		return fmt.Errorf("add an ingress qdisc to %s (the kernel needs NET_SCH_INGRESS): %w: %w", in.Attrs().Name, err, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("add an ingress qdisc to %s (the kernel needs NET_SCH_INGRESS): %w: %w", in.Attrs().Name, err,
+			errdefs.ErrFailedPrecondition)
 	}
 	add := func(priority int, m match, actions ...netlink.Action) error {
 		filter := &netlink.U32{
@@ -110,7 +112,8 @@ func ensureFilters(h *netlink.Handle, in, out netlink.Link, exceptions []match) 
 			filter.ClassId = netlink.MakeHandle(0xffff, 1)
 		}
 		if err := h.FilterAdd(filter); err != nil {
-			return fmt.Errorf("add a filter to %s (the kernel needs NET_CLS_U32 and NET_ACT_MIRRED): %w: %w", in.Attrs().Name, err, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("add a filter to %s (the kernel needs NET_CLS_U32 and NET_ACT_MIRRED): %w: %w", in.Attrs().Name, err,
+				errdefs.ErrFailedPrecondition)
 		}
 		return nil
 	}

@@ -134,7 +134,8 @@ func udp4Frame(dst, src [6]byte, from, to netip.AddrPort, payload []byte) []byte
 
 // udp6Frame returns a frame with UDP over IPv6.
 func udp6Frame(dst, src [6]byte, from, to netip.AddrPort, payload []byte) []byte {
-	b := appendIP6(ether(dst, src, unix.ETH_P_IPV6, ip6Len+udpLen+len(payload)), from.Addr(), to.Addr(), unix.IPPROTO_UDP, 64, udpLen+len(payload))
+	b := appendIP6(ether(dst, src, unix.ETH_P_IPV6, ip6Len+udpLen+len(payload)), from.Addr(), to.Addr(), unix.IPPROTO_UDP, 64,
+		udpLen+len(payload))
 	return appendUDP(b, from, to, payload)
 }
 

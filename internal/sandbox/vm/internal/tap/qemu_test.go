@@ -34,8 +34,10 @@ func (n *node) qemu(id string, i tap.Interface, script string) (console func() s
 	}
 	defer file.Close()
 	guest, serial := machinetest.FindGuest(n.t, false), filepath.Join(n.t.TempDir(), "serial")
-	cmd := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg,tb-size=32",
-		"-m", "128", "-kernel", guest.Kernel, "-initrd", guest.Initrd, "-append", fmt.Sprintf("console=ttyS0 quiet no_timer_check tripod.run=%q", script),
+	cmd := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel",
+		"tcg,tb-size=32",
+		"-m", "128", "-kernel", guest.Kernel, "-initrd", guest.Initrd, "-append",
+		fmt.Sprintf("console=ttyS0 quiet no_timer_check tripod.run=%q", script),
 		"-serial", "file:"+serial, "-netdev", "tap,id=net0,fd=3", "-device", "virtio-net-pci,netdev=net0,romfile=,mac="+i.MAC)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.Stderr = os.Stderr
@@ -83,7 +85,8 @@ func TestRealGuest(t *testing.T) {
 			console := n.qemu("pod", interfaces[0], fmt.Sprintf("wget -q -O - http://%s/ | wc -c", neighbour.IPs[0]))
 			report := within(t, console, `TRIPOD-GUEST-READY.*\n`)
 			t.Log(strings.TrimSpace(report))
-			if !strings.Contains(report, "host=guest ") && !strings.Contains(report, "host=tripod-guest ") || !strings.Contains(report, "net=dhcp") || !strings.Contains(report, pod.IPs[0].String()+"/24") {
+			if !strings.Contains(report, "host=guest ") && !strings.Contains(report, "host=tripod-guest ") ||
+				!strings.Contains(report, "net=dhcp") || !strings.Contains(report, pod.IPs[0].String()+"/24") {
 				t.Fatalf("the guest reports %s, want DHCP with its hostname and address", report)
 			}
 			within(t, console, fmt.Sprint(size))

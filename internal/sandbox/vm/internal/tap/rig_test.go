@@ -84,7 +84,8 @@ func (n *node) pod(id string, ports ...network.PortMapping) *network.Result {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	eventually(n.t, 10*time.Second, "bridge address is usable", func() bool { return n.must("", "ip", "-o", "addr", "show", "tentative") == "" })
+	eventually(n.t, 10*time.Second, "bridge address is usable",
+		func() bool { return n.must("", "ip", "-o", "addr", "show", "tentative") == "" })
 	n.t.Cleanup(func() {
 		if err := n.Teardown(context.Background(), network.Attachment{ID: id}); err != nil {
 			n.t.Error(err)

@@ -103,7 +103,8 @@ func (r *Responder) serveOne(h *netlink.Handle, i Interface, cfg Config) error {
 		return err
 	}
 	r.sockets = append(r.sockets, port)
-	g := &guest{log: r.log.With("interface", i.Link, "mac", i.MAC), unanswered: rate.NewLimiter(unansweredRate, unansweredBurst), mac: mac, tap: port}
+	g := &guest{log: r.log.With("interface", i.Link, "mac", i.MAC), unanswered: rate.NewLimiter(unansweredRate, unansweredBurst), mac: mac,
+		tap: port}
 	if len(i.addrs4()) > 0 {
 		g.v4 = newServer4(i, mac, cfg)
 	}

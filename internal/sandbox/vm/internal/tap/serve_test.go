@@ -28,7 +28,8 @@ func (g *guest) udhcpc(args ...string) map[string]string {
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
 		g.n.t.Fatal(err)
 	}
-	g.n.must(g.netns, append([]string{"busybox", "udhcpc", "-i", "eth0", "-f", "-q", "-n", "-t", "20", "-T", "1", "-s", script, "-O", "search", "-O", "mtu", "-O", "staticroutes"}, args...)...)
+	g.n.must(g.netns, append([]string{"busybox", "udhcpc", "-i", "eth0", "-f", "-q", "-n", "-t", "20", "-T", "1", "-s", script, "-O", "search",
+		"-O", "mtu", "-O", "staticroutes"}, args...)...)
 	data, err := os.ReadFile(result)
 	if err != nil {
 		g.n.t.Fatal(err)
@@ -143,15 +144,17 @@ func TestFilters(t *testing.T) {
 	at := netip.MustParseAddrPort
 	const last = "the last one"
 	refused := map[string][]byte{
-		"DHCPv4":        tap.UDP4Frame(all, other, at("10.0.0.9:67"), at("255.255.255.255:68"), []byte("DHCPv4")),
-		"DHCPv6":        tap.UDP6Frame([6]byte(guest), other, at("[fe80::9]:547"), at("[fe80::8]:546"), []byte("DHCPv6")),
-		"advertisement": tap.ICMP6Frame(all, other, at("[fe80::9]:0").Addr(), at("[ff02::1]:0").Addr(), append([]byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}, "advertisement..."...)),
-		"reflection":    tap.UDP4Frame(all, [6]byte(guest), at("10.0.0.9:5"), at("255.255.255.255:5"), []byte("reflection")),
+		"DHCPv4": tap.UDP4Frame(all, other, at("10.0.0.9:67"), at("255.255.255.255:68"), []byte("DHCPv4")),
+		"DHCPv6": tap.UDP6Frame([6]byte(guest), other, at("[fe80::9]:547"), at("[fe80::8]:546"), []byte("DHCPv6")),
+		"advertisement": tap.ICMP6Frame(all, other, at("[fe80::9]:0").Addr(), at("[ff02::1]:0").Addr(),
+			append([]byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}, "advertisement..."...)),
+		"reflection": tap.UDP4Frame(all, [6]byte(guest), at("10.0.0.9:5"), at("255.255.255.255:5"), []byte("reflection")),
 	}
 	passed := map[string][]byte{
-		"to a DHCP server":  tap.UDP4Frame(all, other, at("0.0.0.0:68"), at("255.255.255.255:67"), []byte("to a DHCP server")),
-		"neighbour, advert": tap.ICMP6Frame(all, other, at("[fe80::9]:0").Addr(), at("[ff02::1]:0").Addr(), append([]byte{136, 0, 0, 0}, "neighbour, advert"...)),
-		last:                tap.UDP4Frame(all, other, at("10.0.0.9:9"), at("255.255.255.255:9"), []byte(last)),
+		"to a DHCP server": tap.UDP4Frame(all, other, at("0.0.0.0:68"), at("255.255.255.255:67"), []byte("to a DHCP server")),
+		"neighbour, advert": tap.ICMP6Frame(all, other, at("[fe80::9]:0").Addr(), at("[ff02::1]:0").Addr(),
+			append([]byte{136, 0, 0, 0}, "neighbour, advert"...)),
+		last: tap.UDP4Frame(all, other, at("10.0.0.9:9"), at("255.255.255.255:9"), []byte(last)),
 	}
 	send := func(frame []byte) {
 		t.Helper()

@@ -67,7 +67,8 @@ func (r *record) undo(ctx context.Context, h *netlink.Handle) error {
 
 // restore removes the link's filters and restores its addresses and routes.
 func (w wiring) restore(h *netlink.Handle, link netlink.Link) error {
-	if err := h.QdiscDel(ingressQdisc(link)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) { // these two mean that there is no qdisc
+	// these two mean that there is no qdisc
+	if err := h.QdiscDel(ingressQdisc(link)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("remove its filters: %w", err)
 	}
 	if err := setDisableIPv6(w.Link, w.DisableIPv6); err != nil {

@@ -128,7 +128,8 @@ func removeAddresses(h *netlink.Handle, link netlink.Link) error {
 		return fmt.Errorf("list its addresses: %w", err)
 	}
 	for i := range have {
-		if err := h.AddrDel(link, &have[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // the kernel has removed it, together with its primary address
+		// the kernel has removed it, together with its primary address
+		if err := h.AddrDel(link, &have[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return fmt.Errorf("remove address %s: %w", have[i].IPNet, err)
 		}
 	}

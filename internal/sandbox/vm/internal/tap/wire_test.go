@@ -171,7 +171,8 @@ func TestWireAgain(t *testing.T) {
 		t.Errorf("Open of a missing tap: got error %v, want ErrNotFound", err)
 	}
 	links := n.must(r.Netns, "ip", "-d", "link")
-	if !strings.Contains(links, "user 4242") || !strings.Contains(links, "group 4243") || !strings.Contains(links, "persist on") || strings.Contains(links, "tap7") {
+	if !strings.Contains(links, "user 4242") || !strings.Contains(links, "group 4243") || !strings.Contains(links, "persist on") ||
+		strings.Contains(links, "tap7") {
 		t.Errorf("want a persistent tap of user 4242 and group 4243, and no tap7; got:\n%s", links)
 	}
 	n.unwire("pod")
@@ -246,7 +247,8 @@ func several(t *testing.T) (*node, string) {
 	}
 	t.Cleanup(func() { _ = n.RemoveNetns(context.Background(), "several") })
 	for _, command := range []string{
-		"ip link add net2 type veth peer name peer2", "ip link add net1 type veth peer name peer1", "ip link add eth0 mtu 1400 type veth peer name peer0 mtu 1400",
+		"ip link add net2 type veth peer name peer2", "ip link add net1 type veth peer name peer1",
+		"ip link add eth0 mtu 1400 type veth peer name peer0 mtu 1400",
 		"ip link add down0 type veth peer name peer3", "ip tuntap add tap1 mode tap",
 		"ip addr add 10.1.1.2/24 dev eth0", "ip addr add 10.1.7.2/32 dev eth0", "ip -6 addr add fd01::2/64 dev net1 nodad",
 		"ip link set eth0 up", "ip link set net1 up", "ip link set net2 up", "ip link set peer0 address 02:00:00:00:00:99", "ip link set tap1 up",

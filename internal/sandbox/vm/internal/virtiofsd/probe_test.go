@@ -54,7 +54,8 @@ func TestProbe(t *testing.T) {
 		o.Program = program
 		bad := &Prober{Options: o}
 		err := bad.Probe(t.Context())
-		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), program) || program == script && !strings.Contains(err.Error(), "no namespaces here") {
+		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), program) ||
+			program == script && !strings.Contains(err.Error(), "no namespaces here") {
 			t.Errorf("Probe with %s: got error %v, want ErrFailedPrecondition with the reason", program, err)
 		}
 		if again := bad.Probe(t.Context()); again == nil || again.Error() != err.Error() {

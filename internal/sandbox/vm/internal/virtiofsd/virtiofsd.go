@@ -39,7 +39,8 @@ func Find(configured string) (string, error) {
 			return filepath.Abs(found)
 		}
 	}
-	return "", fmt.Errorf("no virtiofsd at %v; install it (Debian 12: qemu-system-common), or set vm.virtiofsd: %w", candidates, errdefs.ErrNotFound)
+	return "", fmt.Errorf("no virtiofsd at %v; install it (Debian 12: qemu-system-common), or set vm.virtiofsd: %w", candidates,
+		errdefs.ErrNotFound)
 }
 
 // setpriv is the program of util-linux that sets the securebits of virtiofsd. They are those of the new user namespace, so the

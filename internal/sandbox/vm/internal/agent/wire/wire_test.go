@@ -33,10 +33,12 @@ func TestResynchronize(t *testing.T) {
 	other := AppendFrame(nil, 7, 9, KindData, bytes.Repeat([]byte{'x'}, MaxPayload))
 	for name, before := range map[string][]byte{
 		"nothing": nil, "zeros": make([]byte, 100), "half a frame": frame[1 : len(frame)/2], "text": []byte("login: \r\n"),
-		"half a long one": other[:len(other)/2], "more than any frame": bytes.Repeat([]byte{'y'}, 3*maxStuffed), "a damaged frame": append(bytes.Clone(frame[:5]), frame[6:]...),
+		"half a long one": other[:len(other)/2], "more than any frame": bytes.Repeat([]byte{'y'}, 3*maxStuffed),
+		"a damaged frame": append(bytes.Clone(frame[:5]), frame[6:]...),
 	} {
 		stream := append(bytes.Clone(before), frame...)
-		for _, r := range []io.Reader{bytes.NewReader(stream), iotest.OneByteReader(bytes.NewReader(stream)), iotest.DataErrReader(bytes.NewReader(stream))} {
+		for _, r := range []io.Reader{bytes.NewReader(stream), iotest.OneByteReader(bytes.NewReader(stream)),
+			iotest.DataErrReader(bytes.NewReader(stream))} {
 			frames := NewReader(r)
 			f, err := frames.Next()
 			if err != nil || f.Session != 7 || f.Stream != 9 || f.Kind != KindData || string(f.Payload) != "payload\x00with zeros\x00" {
@@ -50,7 +52,8 @@ func TestResynchronize(t *testing.T) {
 }
 
 func TestMessages(t *testing.T) {
-	exec := Exec{Args: []string{"a", ""}, Env: []string{"K=V"}, Dir: "/", User: "u", TTY: true, Columns: 80, Rows: 24, Stdin: true, Stderr: true}
+	exec := Exec{Args: []string{"a", ""}, Env: []string{"K=V"}, Dir: "/", User: "u", TTY: true, Columns: 80, Rows: 24, Stdin: true,
+		Stderr: true}
 	var gotExec Exec
 	if err := gotExec.Parse(append(exec.Append(nil), "what a newer one adds"...)); err != nil || !reflect.DeepEqual(gotExec, exec) {
 		t.Errorf("Exec.Parse = %+v, %v; want %+v", gotExec, err, exec)

@@ -30,7 +30,8 @@ func bootsFromCD(t *testing.T, s Subject) {
 			}
 			cd := filepath.Join(d.StateDir, "cd.iso")
 			must(t, os.WriteFile(cd, c.cd, 0o400))
-			d.Disks = append([]machine.Disk{{ID: "cdrom", File: machine.File{Path: cd}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM}}, d.Disks...)
+			d.Disks = append([]machine.Disk{{ID: "cdrom", File: machine.File{Path: cd}, Format: "raw", ReadOnly: true, Bus: machine.BusCDROM}},
+				d.Disks...)
 			l.mustDefine(t, d)
 			must(t, l.Start(t.Context(), d.Name))
 			if end := l.End(d.Name); end.Cause != machine.CausePowerOff {

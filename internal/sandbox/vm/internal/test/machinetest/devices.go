@@ -12,7 +12,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/image/disk/qcow2"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -38,7 +38,8 @@ func devices(t *testing.T, s Subject) {
 	console := l.Boot(t, d)
 	console.Type("dd if=/dev/vda bs=26 count=1 2>/dev/null; dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null; cat /sys/block/vdb/ro; " +
 		"echo denied >/dev/vdb; printf 'QFI\\373' >/dev/vdc; echo changed >/dev/vda; sync; " +
-		"for d in /sys/bus/scsi/devices/*:*/block/*; do d=${d##*/}; dd if=/dev/$d bs=22 count=1 2>/dev/null; done; " + // the kernel chooses the order of sda, sdb, …
+		// the kernel chooses the order of sda, sdb, …
+		"for d in /sys/bus/scsi/devices/*:*/block/*; do d=${d##*/}; dd if=/dev/$d bs=22 count=1 2>/dev/null; done; " +
 		"echo parts: $(cat /sys/block/$d/size); echo from the guest >/dev/$d; sync; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
 	AwaitLog(t, d, "devices-42", 1)
 	raw, err := os.ReadFile(d.SerialLog)
@@ -46,10 +47,12 @@ func devices(t *testing.T, s Subject) {
 		t.Fatal(err)
 	}
 	output := strings.ReplaceAll(string(raw), "\r", "")
-	if at := strings.Index(output, "a SCSI disk"); at < 0 || strings.Index(output, "another SCSI disk") < at || strings.Index(output, "in the middle") < strings.Index(output, "another SCSI disk") {
+	if at := strings.Index(output, "a SCSI disk"); at < 0 || strings.Index(output, "another SCSI disk") < at ||
+		strings.Index(output, "in the middle") < strings.Index(output, "another SCSI disk") {
 		t.Errorf("the SCSI disks are not in the order of the definition: %q", output)
 	}
-	for _, want := range []string{"the base of the root disk", "a SCSI disk begins so", "another SCSI disk", "in the middle", "parts: 8\n", wire.PortName, "org.qemu.guest_agent.0", "\nroot", "locked"} {
+	for _, want := range []string{"the base of the root disk", "a SCSI disk begins so", "another SCSI disk", "in the middle", "parts: 8\n",
+		wire.PortName, "org.qemu.guest_agent.0", "\nroot", "locked"} {
 		if !strings.Contains(output, want) {
 			t.Errorf("the guest's output lacks %q: %q", want, raw)
 		}
@@ -74,7 +77,8 @@ func devices(t *testing.T, s Subject) {
 		must(t, l.Start(t.Context(), d.Name))
 	}
 	must(t, l.Undefine(t.Context(), d.Name))
-	for path, want := range map[string]string{d.Disks[0].Base.Path: "the base", d.Disks[1].Path: "cannot be written", d.Disks[2].Path: "QFI\xfb", part.Path: strings.Repeat("-", 1024) + "from the guest\n"} {
+	for path, want := range map[string]string{d.Disks[0].Base.Path: "the base", d.Disks[1].Path: "cannot be written",
+		d.Disks[2].Path: "QFI\xfb", part.Path: strings.Repeat("-", 1024) + "from the guest\n"} {
 		if raw, err := os.ReadFile(path); err != nil || !bytes.HasPrefix(raw, []byte(want)) {
 			t.Errorf("%s begins with %.20q (error %v), want %q", path, raw, err, want)
 		}
@@ -144,7 +148,7 @@ func noBoot(t *testing.T, s Subject) {
 	must(t, l.Start(t.Context(), d.Name))
 	l.Close()
 	l = s.Begin(t, d.Name)
-	var report firmware.Report
+	var report boot.Report
 	Await(t, "the firmware reports that it found nothing to boot", func() bool {
 		output, err := l.Firmware(t.Context(), d.Name)
 		if err != nil && !errdefs.IsUnavailable(err) {
@@ -160,7 +164,7 @@ func noBoot(t *testing.T, s Subject) {
 	works := s.Definition(t)
 	l.Boot(t, works)
 	output, err := l.Firmware(t.Context(), works.Name)
-	if report = (firmware.Report{}); err != nil || output == "" {
+	if report = (boot.Report{}); err != nil || output == "" {
 		t.Errorf("Firmware of a bootable machine = %q, %v; want some output", output, err)
 	}
 	if report.Read(output); report.Failed {

@@ -77,7 +77,8 @@ func addTap(t *testing.T, name string, uid int, address string) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = name, 1400
-	link := &netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TAP, Owner: uint32(uid), Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}
+	link := &netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TAP, Owner: uint32(uid),
+		Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}
 	if err := netlink.LinkAdd(link); err != nil {
 		t.Fatalf("tap %s: %v", name, err)
 	}
@@ -97,7 +98,8 @@ func addTap(t *testing.T, name string, uid int, address string) {
 // fetch reads a page from the guest's HTTP server.
 func fetch(t *testing.T, host string) {
 	t.Helper()
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}}
+	client := http.Client{Timeout: 10 * time.Second,
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}}
 	Await(t, "the guest's HTTP server answers at "+host, func() bool {
 		answer, err := client.Get("http://" + host + "/")
 		if err != nil {

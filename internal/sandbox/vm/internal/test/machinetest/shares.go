@@ -61,10 +61,12 @@ func shares(t *testing.T, s Subject) {
 		"mkdir /tmp/m && echo one >a && echo two >b && mv b a && cat a; stat -c '%%u:%%g:%%a' new db theirs; " +
 		"mknod null c 1 3; mount -o remount,rw /ro; echo no >/ro/new; rm /ro/secret; ls /rw/../..; cd /; echo shares-$((40+2))")
 	AwaitLog(t, d, "shares-42", 1)
-	for text, times := range map[string]int{"for root only": 2, "for user 999 only": 2, "\ntwo\r": 1, "1000:1001:640": 1, "\r\n999:999:700\r\n999:999:700": 1, "Operation not permitted": 1, "Read-only file system": 2} {
+	for text, times := range map[string]int{"for root only": 2, "for user 999 only": 2, "\ntwo\r": 1, "1000:1001:640": 1,
+		"\r\n999:999:700\r\n999:999:700": 1, "Operation not permitted": 1, "Read-only file system": 2} {
 		AwaitLog(t, d, text, times)
 	}
-	for name, want := range map[string]string{"new": "1000:1001 -rw-r-----", "hard": "1000:1001 -rw-r-----", "pipe": "0:0 prw-r--r--", "db": "999:999 drwx------", "secret": "0:0 -rw-r--r--", "link": "0:0 Lrwxrwxrwx"} {
+	for name, want := range map[string]string{"new": "1000:1001 -rw-r-----", "hard": "1000:1001 -rw-r-----", "pipe": "0:0 prw-r--r--",
+		"db": "999:999 drwx------", "secret": "0:0 -rw-r--r--", "link": "0:0 Lrwxrwxrwx"} {
 		info, err := os.Lstat(filepath.Join(rw, name))
 		if err != nil {
 			t.Error(err)
@@ -149,8 +151,10 @@ func lostShare(t *testing.T, s Subject) {
 	Await(t, "the machine that lost a share while no driver ran has ended", func() bool { return l.MustState(d.Name).Phase == machine.Ended })
 	checkLostShare(l.MustState(d.Name))
 	must(t, os.Rename(ro, ro+".away"))
-	if err := l.Start(t.Context(), d.Name); err == nil || !strings.Contains(err.Error(), ro) || l.MustState(d.Name).Cause != machine.CauseStart {
-		t.Errorf("Start without the share's directory: got error %v and state %+v, want an error that names it and cause start", err, l.MustState(d.Name))
+	if err := l.Start(t.Context(), d.Name); err == nil || !strings.Contains(err.Error(), ro) ||
+		l.MustState(d.Name).Cause != machine.CauseStart {
+		t.Errorf("Start without the share's directory: got error %v and state %+v, want an error that names it and cause start", err,
+			l.MustState(d.Name))
 	}
 	if left := virtiofsdPIDs(t, d); len(left) != 0 {
 		t.Errorf("virtiofsd processes left behind: %v", left)
@@ -168,7 +172,8 @@ func MapOwners(tag string) string {
 // CheckMapped checks the results of MapOwners in the guest's output and in the share's directory.
 func CheckMapped(t testing.TB, d machine.Definition, dir string) {
 	t.Helper()
-	for _, text := range []string{"mapped 999:998:700:directory", "mapped 999:998:644:regular file", "mapped 0:0:644:fifo", "\nkept\r", "mapped-42"} {
+	for _, text := range []string{"mapped 999:998:700:directory", "mapped 999:998:644:regular file", "mapped 0:0:644:fifo", "\nkept\r",
+		"mapped-42"} {
 		AwaitLog(t, d, text, 1)
 	}
 	for _, name := range []string{"db", "db/file", "pipe", "link"} {
@@ -209,7 +214,8 @@ func virtiofsdPIDs(t testing.TB, d machine.Definition) (pids []int) {
 	for _, pid := range all {
 		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		stat, statErr := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err == nil && statErr == nil && strings.TrimSpace(string(comm)) == virtiofsd.ProgramName && strings.Count(statusField(string(stat), "NSpid"), "\t") == 1 {
+		if err == nil && statErr == nil && strings.TrimSpace(string(comm)) == virtiofsd.ProgramName &&
+			strings.Count(statusField(string(stat), "NSpid"), "\t") == 1 {
 			pids = append(pids, pid)
 		}
 	}
@@ -263,7 +269,8 @@ func checkConfined(t *testing.T, s Subject, pids []int) {
 			if statusField(status, "Seccomp") != "2" {
 				t.Error("virtiofsd has no seccomp filter")
 			}
-			const allowed = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
+			const allowed = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
+				1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 			var have uint64
 			if _, err := fmt.Sscanf(statusField(status, "CapPrm"), "%x", &have); err != nil || have&^uint64(allowed) != 0 {
 				t.Errorf("capabilities of virtiofsd = %x (error %v), want at most %x", have, err, uint64(allowed))

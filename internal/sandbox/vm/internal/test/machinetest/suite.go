@@ -24,8 +24,11 @@ func Run(t *testing.T, s Subject) {
 		test func(t *testing.T, s Subject)
 	}{
 		{"Lifecycle", lifecycle}, {"Unknown", unknown}, {"Causes", causes}, {"Hung", hung}, {"OutOfMemory", outOfMemory},
-		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"Balloon", balloon}, {"Hotplug", hotplug}, {"Shares", shares}, {"LostShare", lostShare},
-		{"BootsFromDisk", bootsFromDisk}, {"NoBoot", noBoot}, {"BootsByUEFI", bootsByUEFI}, {"VariablesOnDevice", variablesOnDevice}, {"NoBootByUEFI", noBootByUEFI}, {"BootsFromCD", bootsFromCD}, {"Network", network}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
+		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"Balloon", balloon}, {"Hotplug", hotplug}, {"Shares", shares},
+		{"LostShare", lostShare},
+		{"BootsFromDisk", bootsFromDisk}, {"NoBoot", noBoot}, {"BootsByUEFI", bootsByUEFI}, {"VariablesOnDevice", variablesOnDevice},
+		{"NoBootByUEFI", noBootByUEFI}, {"BootsFromCD", bootsFromCD}, {"Network", network}, {"DriverRestart", driverRestart},
+		{"NodeRestart", nodeRestart},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, s) })
 	}
@@ -270,7 +273,8 @@ func noStart(t *testing.T, s Subject) {
 			c.damage(&d)
 			l.mustDefine(t, d)
 			err := l.Start(t.Context(), d.Name)
-			if !errdefs.IsFailedPrecondition(err) && !errdefs.IsUnavailable(err) && !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), c.reason) {
+			if !errdefs.IsFailedPrecondition(err) && !errdefs.IsUnavailable(err) && !errdefs.IsNotFound(err) ||
+				!strings.Contains(err.Error(), c.reason) {
 				t.Errorf("Start: got error %v, want one with a class that names %q", err, c.reason)
 			}
 			if got := l.MustState(d.Name); got.Phase != machine.Ended || got.Cause != machine.CauseStart || got.ExitCode == 0 || got.Message == "" {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/boot"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/test/harness/gptdisk"
 	"github.com/tripod-run/tripod/test/loopdev"
@@ -84,7 +84,7 @@ func noBootByUEFI(t *testing.T, s Subject) {
 	Await(t, "the firmware's shell waits for input", func() bool {
 		output, err := os.ReadFile(d.SerialLog)
 		must(t, err)
-		return len(output) <= firmware.ConsoleSize && firmware.OfConsole(string(output)).Failed
+		return len(output) <= boot.ConsoleSize && boot.OfConsole(string(output)).Failed
 	})
 	must(t, l.Undefine(t.Context(), d.Name))
 }
@@ -92,7 +92,7 @@ func noBootByUEFI(t *testing.T, s Subject) {
 // uefiDefinition returns a machine that boots the given raw disk by UEFI.
 func (s Subject) uefiDefinition(t *testing.T, disk []byte) machine.Definition {
 	t.Helper()
-	found, err := firmware.Find()
+	found, err := boot.FindUEFI()
 	must(t, err)
 	d := s.Definition(t)
 	root, vars := filepath.Join(d.StateDir, "uefi.raw"), filepath.Join(d.StateDir, "nvram.fd")

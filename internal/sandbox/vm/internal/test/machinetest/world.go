@@ -50,7 +50,8 @@ func FindGuest(t testing.TB, full bool) Guest {
 		suffix = "-full"
 	}
 	dir := filepath.Join(root, "build/images/vm")
-	g := Guest{Kernel: filepath.Join(dir, "vmlinux"+suffix), Initrd: filepath.Join(dir, "initrd"+suffix), Disk: filepath.Join(dir, "disk.qcow2")}
+	g := Guest{Kernel: filepath.Join(dir, "vmlinux"+suffix), Initrd: filepath.Join(dir, "initrd"+suffix),
+		Disk: filepath.Join(dir, "disk.qcow2")}
 	for _, file := range []string{g.Kernel, g.Initrd, g.Disk} {
 		if _, err := os.Stat(file); err != nil {
 			t.Fatalf("%v: run hack/images.sh build", err)

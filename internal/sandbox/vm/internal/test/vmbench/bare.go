@@ -60,7 +60,8 @@ func (b *bare) live(ctx context.Context) (l life, err error) {
 	if accel == "tcg" {
 		accel += ",tb-size=32"
 	}
-	c := exec.CommandContext(ctx, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", accel, "-cpu", "max",
+	c := exec.CommandContext(ctx, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel",
+		accel, "-cpu", "max",
 		"-m", strconv.FormatUint(b.memory>>20, 10), "-kernel", filepath.Join(b.files, "vmlinux"), "-initrd", filepath.Join(b.files, "initrd"),
 		"-append", strings.TrimSpace(string(cmdline)), "-serial", "stdio", "-qmp", "unix:"+monitor+",server=on,wait=off", "-no-shutdown",
 		"-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0,romfile=,mac="+seedMAC,

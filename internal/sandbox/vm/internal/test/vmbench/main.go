@@ -102,14 +102,18 @@ func measure(ctx context.Context, n *node, b *bare, rounds, crowd int) error {
 	fmt.Printf("| driver %s, accelerator %s, %d MiB, %d boots of each in turns; p50 / p95 in ms | Tripod | QEMU by hand | Tripod : by hand |\n|---|---:|---:|---:|\n", b.driver, b.accel, b.memory>>20, rounds)
 	ready := func(l life) time.Duration { return l.ready }
 	fmt.Printf("| guest ready after its start | %s | %s | %.2f |\n", spread(ours, ready), spread(theirs, ready), ratio(ours, theirs, ready))
-	fmt.Printf("| guest ready after RunPodSandbox (network, disks and all) | %s | | |\n", spread(ours, func(l life) time.Duration { return l.whole }))
+	fmt.Printf("| guest ready after RunPodSandbox (network, disks and all) | %s | | |\n",
+		spread(ours, func(l life) time.Duration { return l.whole }))
 	cpu := func(l life) time.Duration { return l.cpu }
 	fmt.Printf("| processor time of QEMU until then | %s | %s | %.2f |\n", spread(ours, cpu), spread(theirs, cpu), ratio(ours, theirs, cpu))
 	off := func(l life) time.Duration { return l.off }
-	fmt.Printf("| StopContainer; power button to power-off | %s | %s | %+.0f ms |\n", spread(ours, off), spread(theirs, off), ms(median(ours, off)-median(theirs, off)))
+	fmt.Printf("| StopContainer; power button to power-off | %s | %s | %+.0f ms |\n", spread(ours, off), spread(theirs, off),
+		ms(median(ours, off)-median(theirs, off)))
 	fmt.Printf("\n| MiB (median) | Tripod | QEMU by hand |\n|---|---:|---:|\n")
-	fmt.Printf("| QEMU, resident beyond the guest's memory | %.0f | %.0f |\n", mebi(ours, func(l life) uint64 { return l.rest }), mebi(theirs, func(l life) uint64 { return l.rest }))
-	fmt.Printf("| the guest's memory, resident | %.0f | %.0f |\n", mebi(ours, func(l life) uint64 { return l.ram }), mebi(theirs, func(l life) uint64 { return l.ram }))
+	fmt.Printf("| QEMU, resident beyond the guest's memory | %.0f | %.0f |\n", mebi(ours, func(l life) uint64 { return l.rest }),
+		mebi(theirs, func(l life) uint64 { return l.rest }))
+	fmt.Printf("| the guest's memory, resident | %.0f | %.0f |\n", mebi(ours, func(l life) uint64 { return l.ram }),
+		mebi(theirs, func(l life) uint64 { return l.ram }))
 	if n.daemon != 0 {
 		fmt.Printf("| the daemon's growth for each machine (%d at a time) | %.1f | |\n", crowd, float64(each)/(1<<20))
 	}

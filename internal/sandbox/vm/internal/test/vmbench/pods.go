@@ -38,7 +38,8 @@ func (n *node) start(ctx context.Context, name string) (p *pod, started time.Tim
 		Image: &runtimeapi.ImageSpec{Image: n.image},
 		// Without a CPU request, a pod would get only the CPU time that others leave over, unlike a QEMU started by
 		// hand.
-		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(n.memory), CpuShares: 1024}},
+		Linux: &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(n.memory),
+			CpuShares: 1024}},
 	}
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
 		return nil, started, err
@@ -98,7 +99,8 @@ func (n *node) live(ctx context.Context, name string) (l life, err error) {
 	l.off = time.Since(stopping)
 	status, err := n.client.ContainerStatus(ctx, p.container, false)
 	if err == nil && (status.GetStatus().GetState() != runtimeapi.ContainerState_CONTAINER_EXITED || status.GetStatus().GetExitCode() != 0) {
-		err = fmt.Errorf("the machine is %v with exit code %d after StopContainer", status.GetStatus().GetState(), status.GetStatus().GetExitCode())
+		err = fmt.Errorf("the machine is %v with exit code %d after StopContainer", status.GetStatus().GetState(),
+			status.GetStatus().GetExitCode())
 	}
 	return l, err
 }
