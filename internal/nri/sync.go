@@ -53,6 +53,7 @@ func (x *Plugins) learn(pods []*node.Pod) {
 
 // synchronize gives new plugins all known pods and containers. The library calls it while no hook is being called. It
 // applies the plugins' updates only later, because orders that wait for a hook hold the containers.
+// Calls for pods wait meanwhile. The library disconnects a plugin that takes longer than Config.SynchronizationTimeout.
 func (x *Plugins) synchronize(ctx context.Context, call adaptation.SyncCB) error {
 	x.syncing.Store(true)
 	pods, containers := x.snapshot()
