@@ -2,11 +2,9 @@ package requests
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -14,10 +12,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,7 +22,6 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/quic-go/quic-go/http3"
-	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -37,7 +32,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
-	"github.com/tripod-run/tripod/test/until"
 )
 
 const (
@@ -449,178 +443,5 @@ func BenchmarkResolve(b *testing.B) {
 		if _, err := r.resolve(req); err != nil {
 			b.Fatal(err)
 		}
-	}
-}
-
-// TestSentOnce checks that a request is not sent again after a worker has received it and died.
-func TestSentOnce(t *testing.T) {
-	r := newRig(t)
-	r.run(testComponent, testComponent+"#0", testComponent+"#1")
-	var taken atomic.Int64
-	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "dying.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	go func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			framer := http2.NewFramer(conn, conn)
-			_, _ = io.ReadFull(conn, make([]byte, len(http2.ClientPreface)))
-			_ = framer.WriteSettings()
-			for {
-				frame, err := framer.ReadFrame()
-				if err != nil {
-					break
-				}
-				if _, ok := frame.(*http2.DataFrame); ok { // the request has arrived with a part of its body
-					taken.Add(1)
-					break
-				}
-			}
-			conn.Close()
-		}
-	}()
-	r.mu.Lock()
-	r.socket = ln.Addr().String()
-	r.mu.Unlock()
-	_, err = r.client(t).UnaryCall(t.Context(), &pb.SimpleRequest{Payload: &pb.Payload{Body: make([]byte, 1000)}})
-	if status.Code(err) != codes.Unavailable || taken.Load() != 1 {
-		t.Errorf("UnaryCall = %v, and the request was sent %d times; want Unavailable and once", err, taken.Load())
-	}
-}
-
-// TestPages checks that a page can call a component through the node: preflight requests are routed by their path, and
-// the response has the fields of CORS once.
-func TestPages(t *testing.T) {
-	r := newRig(t)
-	r.run(testComponent, testComponent+"#5")
-	url := "http://" + r.clearAddress + "/grpc.testing.TestService/UnaryCall"
-	for origin, want := range map[string][]string{page: {page}, "https://evil.example": nil} {
-		for _, method := range []string{http.MethodOptions, http.MethodPost} {
-			request, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader("{}"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			request.Header.Set("Origin", origin)
-			if method == http.MethodPost {
-				request.Header.Set("Content-Type", "application/json")
-			} else {
-				request.Header.Set("Access-Control-Request-Method", "POST")
-			}
-			response, err := http.DefaultClient.Do(request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			response.Body.Close()
-			if got := response.Header.Values("Access-Control-Allow-Origin"); !slices.Equal(got, want) {
-				t.Errorf("%s from %s = %s %v, want the origin %v", method, origin, response.Status, response.Header, want)
-			}
-		}
-	}
-}
-
-// TestHalfDuplex checks that a bidirectional stream over HTTP/1.1 passes the node complete, although the container
-// replies before the request ends.
-func TestHalfDuplex(t *testing.T) {
-	r := newRig(t)
-	r.run(testComponent, testComponent+"#5")
-	request := &pb.StreamingOutputCallRequest{Payload: &pb.Payload{Body: make([]byte, 30_000)}}
-	b, err := proto.Marshal(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const n = 30
-	message := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
-	response, err := http.Post("http://"+r.clearAddress+"/grpc.testing.TestService/FullDuplexCall", "application/connect+proto",
-		io.MultiReader(bytes.NewReader(bytes.Repeat(message, n))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	answer, err := io.ReadAll(response.Body)
-	if err != nil || len(answer) < n*len(message) || !bytes.Contains(answer, []byte("data_loss")) {
-		t.Errorf("answer = %s, %d bytes, %v; want %d messages and the status", response.Status, len(answer), err, n)
-	}
-}
-
-// unread returns how many bytes the peer of a connection over IPv4 on this host has received and not read.
-func unread(t *testing.T, conn net.Conn) (n uint64) {
-	t.Helper()
-	b, err := os.ReadFile("/proc/net/tcp") // proc_net_tcp.txt of the Linux kernel
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := func(a net.Addr) string { return fmt.Sprintf(":%04X", a.(*net.TCPAddr).Port) }
-	for line := range strings.Lines(string(b)) {
-		// sl local_address rem_address st tx_queue:rx_queue …
-		if f := strings.Fields(line); strings.HasSuffix(f[1], port(conn.RemoteAddr())) && strings.HasSuffix(f[2], port(conn.LocalAddr())) {
-			_, queue, _ := strings.Cut(f[4], ":")
-			if n, err = strconv.ParseUint(queue, 16, 64); err != nil {
-				t.Fatal(err)
-			}
-			return n
-		}
-	}
-	t.Fatal("the node has no such connection")
-	return 0
-}
-
-// TestHalfDuplexUnread checks that the node keeps nothing of a request whose response is complete.
-func TestHalfDuplexUnread(t *testing.T) {
-	r := newRig(t)
-	r.run(testComponent, testComponent+"#1")
-	for range 20 { // the response can be complete before the node has returned its header
-		conn, err := net.Dial("tcp", r.clearAddress)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
-		const size = 1 << 20 // bytes
-		head := fmt.Sprintf("POST /grpc.testing.TestService/HalfDuplexCall HTTP/1.1\r\nHost: a\r\nContent-Type: application/connect+proto\r\nContent-Length: %d\r\n\r\n", size)
-		if _, err := conn.Write(append([]byte(head), make([]byte, size-1)...)); err != nil {
-			t.Fatal(err)
-		}
-		until.Holds(t, "the node has read what it has been sent", func() bool { return unread(t, conn) == 0 })
-		until.Within(t, 10*time.Second, "the node keeps nothing", func() bool {
-			const nearly = dataplane.AheadMemory - 64<<10 // a Read in progress keeps its buffer
-			free := r.router.ahead.TryAcquire(nearly)
-			if free {
-				r.router.ahead.Release(nearly)
-			}
-			return free
-		})
-		if _, err := conn.Write([]byte{0}); err != nil {
-			t.Fatal(err)
-		}
-		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer, err := io.ReadAll(response.Body)
-		response.Body.Close()
-		if err != nil || response.StatusCode != http.StatusOK || !bytes.Contains(answer, []byte("unimplemented")) {
-			t.Errorf("answer = %s, %q, %v; want the component's status", response.Status, answer, err)
-		}
-	}
-}
-
-// TestHalfDuplexLimit checks that the node answers 505 if a request leaves too much when its response begins.
-func TestHalfDuplexLimit(t *testing.T) {
-	r := newRig(t)
-	r.run(testComponent, testComponent+"#1")
-	response, err := http.Post("http://"+r.clearAddress+"/grpc.testing.TestService/FullDuplexCall", "application/connect+proto",
-		bytes.NewReader(make([]byte, maxAhead+2<<20)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	answer, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusHTTPVersionNotSupported || !bytes.Contains(answer, []byte("HTTP/3")) {
-		t.Errorf("answer = %s, %.100q, %v; want 505", response.Status, answer, err)
 	}
 }
