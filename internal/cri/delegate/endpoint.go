@@ -62,8 +62,10 @@ func newEndpoint(c Endpoint, maxSize int, log *slog.Logger) (*endpoint, error) {
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithIdleTimeout(0),
+		// Attempts to connect are more frequent than probes. ResetConnectBackoff before each probe would race with grpc's own calls: it
+		// iterates over the connections without a lock (1.85).
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: awayInterval},
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: awayInterval / 2},
 			MinConnectTimeout: c.Timeout,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxSize), grpc.MaxCallSendMsgSize(maxSize)),
@@ -258,8 +260,6 @@ func (e *endpoint) watch(ctx context.Context, refresh func()) {
 
 // probe asks for the endpoint's version and records whether it answered.
 func (e *endpoint) probe(ctx context.Context) error {
-	e.runtime.ResetConnectBackoff()
-	e.images.ResetConnectBackoff()
 	limited, cancel := context.WithTimeout(ctx, e.Timeout)
 	defer cancel()
 	reply := &runtimeapi.VersionResponse{}
