@@ -109,6 +109,9 @@ func (r equalRow) run(t *testing.T, d *harness.Daemon, p *harness.Pod, dir strin
 		got["start"] = answered(err)
 	} else if r.act != nil {
 		got["act"] = r.act(c)
+		if strings.HasSuffix(r.script, idle) {
+			c.WaitLog(idles)
+		}
 		c.Stop(10 * time.Second)
 	}
 	until.Within(t, harness.GuestTimeout, "container "+config.Metadata.Name+" ends", func() bool {
@@ -190,8 +193,11 @@ func privilegedPod(c *runtimeapi.PodSandboxConfig) {
 	c.Linux.SecurityContext.Privileged, c.Linux.SecurityContext.NamespaceOptions.Pid = true, runtimeapi.NamespaceMode_POD
 }
 
-// idle runs until SIGTERM.
-const idle = "trap 'exit 0' TERM; sleep 3600 & wait"
+// idle runs until SIGTERM, which has an effect once it has printed idles.
+const (
+	idle  = "trap 'exit 0' TERM; echo " + idles + "; sleep 3600 & wait"
+	idles = "idles"
+)
 
 func options(o ...harness.ContainerOption) []harness.ContainerOption { return o }
 
