@@ -308,7 +308,14 @@ func wantStopped(t *testing.T, events *buffer, container string) {
 // TestFaultN9UpgradeFromEarlier: this build replaces that of an earlier commit under load. Its daemon does not store its
 // socket, so that calls fail as long as none runs. Afterwards everything works in the earlier pods, which are removed.
 func TestFaultN9UpgradeFromEarlier(t *testing.T) {
-	earlier := harness.Earlier(t, "f37ce677")
+	for _, commit := range []string{"f37ce677", "02174822"} {
+		t.Run(commit, func(t *testing.T) { upgradeFrom(t, harness.Earlier(t, commit)) })
+	}
+}
+
+// upgradeFrom replaces an earlier tripod by the present one while pods of all kinds run.
+func upgradeFrom(t *testing.T, earlier string) {
+	t.Helper()
 	beside := func(program string) string { return filepath.Join(filepath.Dir(earlier), program) }
 	wasm, vm := harness.Wasm(t, "node"), harness.VM(t)
 	d := harness.NewDaemon(t, wasm, vm, harness.Unset("cdi"), harness.Unset("nri"), harness.Set("wasm.program", beside("tripod-wasm")))
