@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/keys"
 )
 
 // DiskCommand returns the command for the disks of running machines.
@@ -83,7 +84,7 @@ func (a *App) changeDisk(c *cobra.Command, pod, name, path string) error {
 		ctx, cancel := context.WithTimeout(ctx, a.timeout)
 		defer cancel()
 		_, err = runtimeapi.NewRuntimeServiceClient(client.conn).UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{
-			ContainerId: id, Annotations: map[string]string{cri.DiskAnnotation + name: path},
+			ContainerId: id, Annotations: map[string]string{keys.VMDisk + name: path},
 		})
 		return err
 	})

@@ -14,13 +14,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// DiskAnnotation and the name of a disk are the key of an annotation of UpdateContainerResources that attaches the disk to a
-// running machine. The value is the path of a block device, with the suffix DiskReadOnly if the guest cannot write to it. The
-// empty value detaches the disk.
-const (
-	DiskAnnotation = keys.VMDisk
-	DiskReadOnly   = ",ro"
-)
+// DiskReadOnly ends the value of the annotation keys.VMDisk if the guest cannot write to the disk. In UpdateContainerResources, the
+// annotation attaches the disk with the name that follows the key to a running machine. The value is the path of a block device;
+// the empty value detaches the disk.
+const DiskReadOnly = ",ro"
 
 // UpdateContainerResources changes the resources of a created or running container in place (KEP-1287), or attaches or
 // detaches a disk of a running machine, if an annotation asks for that. It ignores the request's annotations for other
@@ -38,7 +35,7 @@ func (s *Server) UpdateContainerResources(ctx context.Context,
 
 func (s *Server) update(ctx context.Context, req *runtimeapi.UpdateContainerResourcesRequest) error {
 	if ours := ownAnnotations(req.GetAnnotations()); len(ours) > 0 {
-		name, value := strings.TrimPrefix(ours[0], DiskAnnotation), req.GetAnnotations()[ours[0]]
+		name, value := strings.TrimPrefix(ours[0], keys.VMDisk), req.GetAnnotations()[ours[0]]
 		if value == "" {
 			return s.node.DetachDisk(ctx, req.GetContainerId(), name)
 		}
@@ -79,8 +76,8 @@ func validateDisk(req *runtimeapi.UpdateContainerResourcesRequest, ours []string
 	field := fmt.Sprintf("annotations[%q]", ours[0])
 	path := strings.TrimSuffix(req.GetAnnotations()[ours[0]], DiskReadOnly)
 	switch {
-	case !strings.HasPrefix(ours[0], DiskAnnotation):
-		return invalid(field, "cannot change while a container runs; an update understands only %s and a disk's name", DiskAnnotation)
+	case !strings.HasPrefix(ours[0], keys.VMDisk):
+		return invalid(field, "cannot change while a container runs; an update understands only %s and a disk's name", keys.VMDisk)
 	case len(ours) > 1:
 		return invalid(field, "is one of %d disks; an update attaches or detaches only one", len(ours))
 	case req.GetLinux() != nil:

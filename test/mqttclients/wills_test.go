@@ -54,7 +54,7 @@ func checkWillOnDisconnect(c *check) {
 }
 
 // elapse lets time pass that is the subject itself: an interval of MQTT that has to be over, or in which nothing may happen.
-func elapse(d time.Duration) { time.Sleep(d) }
+func elapse(d time.Duration) { time.Sleep(d) } // pacing: the interval is the subject
 
 // quiet is the time in which a message that must not arrive would arrive.
 const quiet = 300 * time.Millisecond

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -24,6 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/oci"
 	"github.com/tripod-run/tripod/internal/unixsocket"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // chatter is a script that writes to both streams as fast as it can, so that conmon is almost always writing to its
@@ -131,16 +133,17 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 		t.Fatalf("status after %d clients: got %+v, want a running container", visits.Load(), s)
 	}
 	t.Logf("%d clients", visits.Load())
-	settled := func() bool {
-		return runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= here && countSockets(t, s.Conmon.Pid) <= there
-	}
-	// pacing of a poll: the last clients disconnect
-	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			stacks := make([]byte, 64<<10)
-			t.Fatalf("got %d goroutines, %d descriptors and %d sockets of conmon, want at most %d, %d and %d; stacks:\n%s", runtime.NumGoroutine(),
-				countDescriptors(t), countSockets(t, s.Conmon.Pid), goroutines, here, there, stacks[:runtime.Stack(stacks, true)])
+	err := until.Poll(10*time.Second, func() error { // the last clients disconnect
+		routines, descriptors, sockets := runtime.NumGoroutine(), countDescriptors(t), countSockets(t, s.Conmon.Pid)
+		if routines <= goroutines && descriptors <= here && sockets <= there {
+			return nil
 		}
+		stacks := make([]byte, 64<<10)
+		return fmt.Errorf("got %d goroutines, %d descriptors and %d sockets of conmon, want at most %d, %d and %d; stacks:\n%s",
+			routines, descriptors, sockets, goroutines, here, there, stacks[:runtime.Stack(stacks, true)])
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -417,12 +420,14 @@ func TestAttachUnreadInput(t *testing.T) {
 	for range 20 {
 		visit()
 	}
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines+3 ||
-		countDescriptors(t) > here+1; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("got %d goroutines and %d descriptors, want at most %d and %d", runtime.NumGoroutine(), countDescriptors(t), goroutines+3,
-				here+1)
+	err := until.Poll(10*time.Second, func() error {
+		if routines, descriptors := runtime.NumGoroutine(), countDescriptors(t); routines > goroutines+3 || descriptors > here+1 {
+			return fmt.Errorf("got %d goroutines and %d descriptors, want at most %d and %d", routines, descriptors, goroutines+3, here+1)
 		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -170,7 +170,7 @@ func fakeCompile() int {
 		_ = unix.Kill(os.Getpid(), unix.SIGSEGV)
 		select {}
 	case "slow":
-		time.Sleep(time.Hour)
+		time.Sleep(time.Hour) // pacing: it hangs until it is killed
 	case "pause=500ms":
 		time.Sleep(500 * time.Millisecond) // pacing: a compilation takes a while
 	}
